@@ -1,0 +1,1 @@
+"""The operator's face: health, status, metrics, and the few things one may ask of a running daemon."""

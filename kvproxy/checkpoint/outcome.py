@@ -1,0 +1,126 @@
+"""How a checkpoint or a restore ended. Closed lists: each value is a metric label and a reason in a log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Trigger(StrEnum):
+    """Why a checkpoint was taken."""
+
+    SWITCH = "switch"
+    IDLE = "idle"
+    AGE = "age"
+    TURN = "turn"
+    REQUEST = "request"
+    SHUTDOWN = "shutdown"
+    MANUAL = "manual"
+
+
+class CheckpointOutcome(StrEnum):
+    PUBLISHED = "published"
+    CLEAN = "clean"
+    TOO_SMALL = "too_small"
+    BUSY = "busy"
+    SUPERSEDED = "superseded"
+    EMPTY = "empty"
+    IMPLAUSIBLE = "implausible"
+    REFUSED = "refused"
+    STORE_FAILED = "store_failed"
+    TIMED_OUT = "timed_out"
+    UNREACHABLE = "unreachable"
+    BREAKER_OPEN = "breaker_open"
+    OFF = "off"
+
+    @property
+    def is_failure(self) -> bool:
+        return self in _FAILED_CHECKPOINTS
+
+
+_FAILED_CHECKPOINTS = frozenset(
+    {
+        CheckpointOutcome.EMPTY,
+        CheckpointOutcome.IMPLAUSIBLE,
+        CheckpointOutcome.REFUSED,
+        CheckpointOutcome.STORE_FAILED,
+        CheckpointOutcome.TIMED_OUT,
+        CheckpointOutcome.UNREACHABLE,
+    }
+)
+
+
+class RestoreOutcome(StrEnum):
+    RESTORED = "restored"
+    NO_SNAPSHOT = "no_snapshot"
+    FINGERPRINT_MISMATCH = "fingerprint_mismatch"
+    SNAPSHOT_INVALID = "snapshot_invalid"
+    DOES_NOT_FIT = "does_not_fit"
+    REFUSED = "refused"
+    IMPLAUSIBLE = "implausible"
+    TIMED_OUT = "timed_out"
+    UNREACHABLE = "unreachable"
+    BUSY = "busy"
+    BREAKER_OPEN = "breaker_open"
+    OFF = "off"
+
+    @property
+    def is_failure(self) -> bool:
+        return self in _FAILED_RESTORES
+
+
+_FAILED_RESTORES = frozenset(
+    {
+        RestoreOutcome.REFUSED,
+        RestoreOutcome.IMPLAUSIBLE,
+        RestoreOutcome.TIMED_OUT,
+        RestoreOutcome.UNREACHABLE,
+    }
+)
+
+
+class Outcome(StrEnum):
+    """What a request was believed to find when it was sent (`X-KVProxy-Outcome`)."""
+
+    RESIDENT = "resident"
+    RESTORED = "restored"
+    SEEDED = "seeded"
+    COLD = "cold"
+    AUXILIARY = "auxiliary"
+    BYPASS = "bypass"
+    PENDING = "pending"
+
+
+class Reason(StrEnum):
+    """Why the outcome is not better (`X-KVProxy-Reason`)."""
+
+    NEW_SESSION = "new-session"
+    NO_SNAPSHOT = "no-snapshot"
+    FINGERPRINT_MISMATCH = "fingerprint-mismatch"
+    SNAPSHOT_INVALID = "snapshot-invalid"
+    RESTORE_FAILED = "restore-failed"
+    BREAKER_OPEN = "breaker-open"
+    PERSISTENCE_OFF = "persistence-off"
+    PREFIX_DIVERGED = "prefix-diverged"
+    NOT_WORTH_IT = "not-worth-it"
+    EVICTED = "evicted"
+    SERVER_RESTARTED = "server-restarted"
+    SESSION_BUSY = "session-busy"
+
+
+class Verdict(StrEnum):
+    """What the answer proved of the belief."""
+
+    CONFIRMED = "confirmed"
+    INEFFECTIVE = "ineffective"
+    DIVERGED = "diverged"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What was done for a request before it was sent."""
+
+    outcome: Outcome
+    reason: Reason | None = None
+    restored_tokens: int = 0

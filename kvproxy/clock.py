@@ -1,0 +1,24 @@
+"""Time as something one is given, so that a test can hold it still."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """`now` is monotonic seconds (for intervals), `wall` Unix seconds (for what is written down)."""
+
+    def now(self) -> float: ...
+
+    def wall(self) -> float: ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> float:
+        return time.monotonic()  # noqa: TID251 - the one place that may
+
+    def wall(self) -> float:
+        return time.time()  # noqa: TID251 - the one place that may

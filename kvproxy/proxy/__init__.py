@@ -1,0 +1,1 @@
+"""The client face: one `exchange` is a request from arrival to release; `relay` moves the bytes."""

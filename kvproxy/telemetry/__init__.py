@@ -1,0 +1,1 @@
+"""What happened, as frozen events; metrics and log lines are listeners."""
