@@ -1,0 +1,55 @@
+"""What is known of one conversation, and the state that is shown for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvproxy.checkpoint.outcome import Preparation, Verdict
+from kvproxy.identifiers import Revision, SessionKey
+from kvproxy.slots.slot import SlotView
+from kvproxy.slots.state import SlotState
+
+
+class SessionState(StrEnum):
+    NONE = "none"
+    COLD = "cold"
+    RESTORING = "restoring"
+    ACTIVE_CLEAN = "active_clean"
+    ACTIVE_DIRTY = "active_dirty"
+    SAVING = "saving"
+    SAVED = "saved"
+    INVALID = "invalid"
+
+
+@dataclass(slots=True)
+class Session:
+    """A record of the registry. `revision` is the highest any stay of the session reached; `last_seen` is
+    Unix seconds; `may_persist` is False once a client forbade the disk for this conversation."""
+
+    key: SessionKey
+    client_digest: str
+    model: str
+    last_seen: float
+    revision: Revision = Revision(0)
+    requests: int = 0
+    may_persist: bool = True
+    was_resident: bool = False
+    """It lived in a slot of the server's present or an earlier life."""
+    lost_to_restart: bool = False
+    """Its stay ended with a life of the server."""
+    preparation: Preparation | None = None
+    verdict: Verdict = Verdict.UNKNOWN
+
+
+def state_of(view: SlotView | None, *, has_valid: bool, has_invalid: bool) -> SessionState:
+    """The session's state from its slot, if it has one, and from what is stored of it."""
+    if view is not None:
+        if view.state is SlotState.SAVING:
+            return SessionState.SAVING
+        if view.state is SlotState.RESTORING:
+            return SessionState.RESTORING
+        return SessionState.ACTIVE_DIRTY if view.is_dirty else SessionState.ACTIVE_CLEAN
+    if has_valid:
+        return SessionState.SAVED
+    return SessionState.INVALID if has_invalid else SessionState.COLD

@@ -1,0 +1,292 @@
+"""The lease desk: who waits, and who holds which slots.
+
+A lease is the exclusive right to one or more slots until it is released, once. The slot is chosen at the
+moment of granting, in one synchronous pass over the waiting line (`_pump`), so no choice is ever stale;
+and a grant counts only when the waiter takes it: one that left in between gives it back.
+
+Three shapes of lease serve requests:
+ PINNED     one slot, named in the request.
+ FLOATING   the server picks among the slots it believes idle, so all that are free are held, and nothing
+            at all is granted until it was seen which one it took (`narrow`): a pinned request that met it
+            in a slot would mix two conversations in one answer.
+ EXCLUSIVE  the request may use several slots: all of them, from beginning to end.
+CHECKPOINT leases are taken without waiting: a save never queues behind users, nor they behind a line of it.
+
+The line is first come, first served, with two refinements: a waiter that can only be served by one slot
+(its own session's) does not hold up the others, while one that needs many does, or it would starve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count
+
+from kvproxy.clock import Clock
+from kvproxy.errors import CapacityError, ErrorCode, InvariantError, ReplyError
+from kvproxy.identifiers import Epoch, SessionKey, SlotId
+from kvproxy.slots.placement import Placement, place
+from kvproxy.slots.slot import SlotView
+from kvproxy.slots.state import SlotState
+from kvproxy.slots.table import SlotTable
+
+
+class Purpose(StrEnum):
+    PINNED = "pinned"
+    FLOATING = "floating"
+    EXCLUSIVE = "exclusive"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a request asks of the desk. `session` is None for one that owns nothing."""
+
+    purpose: Purpose
+    session: SessionKey | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The right to `slots` until `release`. Void once the server's life it was granted in has passed."""
+
+    id: int
+    want: Want
+    slots: tuple[SlotId, ...]
+    epoch: Epoch
+    is_fork: bool
+    waited_seconds: float
+    _desk: LeaseDesk = field(repr=False)
+    is_released: bool = False
+
+    @property
+    def slot(self) -> SlotId:
+        """The slot of a lease of one."""
+        if len(self.slots) != 1:
+            raise InvariantError(f"lease {self.id} holds {len(self.slots)} slots, not one")
+        return self.slots[0]
+
+    @property
+    def is_void(self) -> bool:
+        return self.epoch != self._desk.table.epoch
+
+    def narrow(self, slots: tuple[SlotId, ...]) -> None:
+        """Keep only `slots`; the gate of a floating launch opens."""
+        self._desk.narrow(self, slots)
+
+    def release(self) -> None:
+        self._desk.release(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    want: Want
+    granted: asyncio.Future[Lease]
+    since: float
+
+
+class LeaseDesk:
+    """Grants leases on the slots of one table.
+
+    `max_waiting` bounds the line, `max_wait_seconds` the wait in it. `on_release` is called after slots
+    came free and the line was served: what is free then, nobody wants.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        clock: Clock,
+        *,
+        max_waiting: int,
+        max_wait_seconds: float,
+        on_release: Callable[[], None],
+    ) -> None:
+        self.table = table
+        self._clock = clock
+        self._max_waiting = max_waiting
+        self._max_wait_seconds = max_wait_seconds
+        self._on_release = on_release
+        self._line: deque[_Waiter] = deque()
+        self._ids = count(1)
+        self._gate: Lease | None = None
+        self._strays = 0
+        self._suspended = True
+        self._out: set[int] = set()
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    async def acquire(self, want: Want) -> Lease:
+        """Wait for a lease. Raises CapacityError (line full, waited too long) or what `refuse` was given."""
+        if len(self._line) >= self._max_waiting:
+            raise CapacityError(ErrorCode.QUEUE_FULL, "too many requests wait for a slot", status=429)
+        waiter = _Waiter(want, asyncio.get_running_loop().create_future(), self._clock.now())
+        self._line.append(waiter)
+        self._pump()
+        if waiter.granted.done():
+            return waiter.granted.result()
+        return await self._wait(waiter)
+
+    async def _wait(self, waiter: _Waiter) -> Lease:
+        try:
+            async with asyncio.timeout(self._max_wait_seconds):
+                return await waiter.granted
+        except TimeoutError:
+            self._leave(waiter)
+            raise CapacityError(
+                ErrorCode.QUEUE_TIMEOUT, f"no slot came free within {self._max_wait_seconds:g} seconds"
+            ) from None
+        except asyncio.CancelledError:
+            self._leave(waiter)
+            raise
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """The waiter is gone; a lease it was handed in the same moment goes back."""
+        granted = waiter.granted
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            granted.result().release()
+            return
+        granted.cancel()
+        if waiter in self._line:
+            self._line.remove(waiter)
+        self._pump()
+
+    def try_checkpoint(self, slot: SlotId) -> Lease | None:
+        """A lease to save `slot`, if it is resident and free this moment and nobody waits for it."""
+        view = self.table.view(slot)
+        if self._is_closed or not view.is_free or view.occupancy is None:
+            return None
+        return self._lease(Want(Purpose.CHECKPOINT, view.occupant), (slot,), 0.0)
+
+    # -- the server's states -----------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Grant nothing until `resume`: whether the server is still the same is being found out."""
+        self._suspended = True
+
+    def resume(self) -> None:
+        self._suspended = False
+        self._pump()
+
+    def refuse(self, error: ReplyError) -> None:
+        """Send everybody in the line away with `error`."""
+        waiters, self._line = self._line, deque()
+        for waiter in waiters:
+            if not waiter.granted.done():
+                waiter.granted.set_exception(error)
+
+    def epoch_began(self) -> None:
+        """The leases of before are void; with them goes a gate one of them had closed."""
+        self._gate = None
+        self._out.clear()
+
+    def stray_began(self) -> None:
+        """A request is on its way without a lease, to a server that was not ready for one."""
+        self._strays += 1
+
+    def stray_ended(self) -> None:
+        self._strays -= 1
+        self._pump()
+
+    # -- holding -----------------------------------------------------------------------------------------
+
+    def narrow(self, lease: Lease, slots: tuple[SlotId, ...]) -> None:
+        if lease.is_released or lease.is_void:
+            return
+        self.table.let_go([s for s in lease.slots if s not in slots], lease.id)
+        lease.slots = slots
+        self._open_gate(lease)
+        self._served()
+
+    def release(self, lease: Lease) -> None:
+        """Give everything back. Twice is a bug; of a passed epoch there is nothing to give."""
+        if lease.is_released:
+            raise InvariantError(f"lease {lease.id} was released before")
+        lease.is_released = True
+        if not lease.is_void:
+            self.table.let_go(lease.slots, lease.id)
+            self._out.discard(lease.id)
+        self._open_gate(lease)
+        self._served()
+
+    def changed(self) -> None:
+        """Slots came free without a lease ending (seen idle, fate known, own slot now serving)."""
+        self._served()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    @property
+    def out(self) -> int:
+        """How many leases of this epoch are out."""
+        return len(self._out)
+
+    # -- granting: no await below this line ----------------------------------------------------------------
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._suspended or self._gate is not None or self._strays > 0
+
+    def _served(self) -> None:
+        self._pump()
+        self._on_release()
+
+    def _open_gate(self, lease: Lease) -> None:
+        if self._gate is lease:
+            self._gate = None
+
+    def _pump(self) -> None:
+        """Serve the line, first come first."""
+        still: deque[_Waiter] = deque()
+        line, self._line = self._line, deque()
+        blocked = False
+        for waiter in line:
+            if waiter.granted.done():
+                continue
+            if blocked or self._is_closed or not self._grant(waiter):
+                still.append(waiter)
+                blocked = blocked or waiter.want.purpose in (Purpose.FLOATING, Purpose.EXCLUSIVE)
+        self._line.extendleft(reversed(still))
+
+    def _grant(self, waiter: _Waiter) -> bool:
+        choice = self._choose(waiter.want)
+        if choice is None:
+            return False
+        slots, is_fork = choice
+        lease = self._lease(waiter.want, slots, self._clock.now() - waiter.since, is_fork)
+        if waiter.want.purpose is Purpose.FLOATING:
+            self._gate = lease
+        waiter.granted.set_result(lease)
+        return True
+
+    def _choose(self, want: Want) -> tuple[tuple[SlotId, ...], bool] | None:
+        views = self.table.views()
+        if want.purpose is Purpose.PINNED:
+            placement = place(want.session, views)
+            return None if placement is None else _single(placement)
+        free = tuple(view.id for view in views if view.is_free)
+        enough = bool(free) if want.purpose is Purpose.FLOATING else _all_free(views)
+        return (free, False) if enough else None
+
+    def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
+        lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)
+        self.table.hold(slots, lease.id)
+        self._out.add(lease.id)
+        return lease
+
+    def __repr__(self) -> str:
+        gate = " gate closed" if self._gate else ""
+        halt = " suspended" if self._suspended else ""
+        return f"<LeaseDesk {len(self._out)} out, {len(self._line)} waiting{gate}{halt} {self.table!r}>"
+
+
+def _single(placement: Placement) -> tuple[tuple[SlotId, ...], bool]:
+    return (placement.slot,), placement.is_fork
+
+
+def _all_free(views: tuple[SlotView, ...]) -> bool:
+    # A quarantined slot may be in no condition for a request that touches all; wait for its fate.
+    return bool(views) and all(view.is_free and view.state is not SlotState.QUARANTINED for view in views)

@@ -1,0 +1,69 @@
+"""A slot as everyone but the table sees it: frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvproxy.identifiers import Revision, SessionKey, SlotId
+from kvproxy.slots.state import SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """A session's stay in a slot, from its restore or first request to its eviction.
+
+    `tokens` is what the slot holds, None after a request that was broken off; `unsaved_tokens` what was
+    computed since the last checkpoint; `dirty_since` monotonic seconds.
+    """
+
+    session: SessionKey
+    revision: Revision
+    checkpointed_revision: Revision
+    tokens: int | None = 0
+    unsaved_tokens: int = 0
+    dirty_since: float | None = None
+
+    @property
+    def is_dirty(self) -> bool:
+        return self.revision > self.checkpointed_revision
+
+    def changed(self, now: float, tokens: int | None, computed: int) -> Occupancy:
+        """After a request that may have changed the KV."""
+        return replace(
+            self,
+            revision=Revision(self.revision + 1),
+            tokens=tokens,
+            unsaved_tokens=self.unsaved_tokens + computed,
+            dirty_since=now if self.dirty_since is None else self.dirty_since,
+        )
+
+    def checkpointed(self, revision: Revision) -> Occupancy:
+        """After `revision` was published. Work finished meanwhile leaves the stay dirty."""
+        done = replace(self, checkpointed_revision=revision)
+        return done if done.is_dirty else replace(done, unsaved_tokens=0, dirty_since=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """`last_used` is monotonic seconds; `is_leased` whether somebody holds it now."""
+
+    id: SlotId
+    state: SlotState
+    occupancy: Occupancy | None
+    is_leased: bool
+    last_used: float
+    is_blank: bool
+    """Known to hold no tokens at all."""
+
+    @property
+    def occupant(self) -> SessionKey | None:
+        return self.occupancy.session if self.occupancy else None
+
+    @property
+    def is_dirty(self) -> bool:
+        return self.occupancy is not None and self.occupancy.is_dirty
+
+    @property
+    def is_free(self) -> bool:
+        """Nobody holds it and the server is not processing in it."""
+        return not self.is_leased and self.state in (SlotState.IDLE, SlotState.RESIDENT)

@@ -1,0 +1,226 @@
+"""The slot table: the only writer of what we believe of a server's slots.
+
+Every method is synchronous and touches nothing else, so each is atomic among the tasks of one loop. Those
+that act for a lease say so by taking it; once its epoch has passed they change nothing and answer False,
+because what the holder learned is about a process that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvproxy.clock import Clock
+from kvproxy.errors import InvariantError
+from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
+from kvproxy.slots.settling import Settling, look
+from kvproxy.slots.slot import Occupancy, SlotView
+from kvproxy.slots.state import SlotEvent, SlotState, advance
+from kvproxy.upstream.replies import SlotInfo
+
+
+@dataclass(slots=True)
+class _Slot:
+    id: SlotId
+    last_used: float
+    state: SlotState = SlotState.UNKNOWN
+    occupancy: Occupancy | None = None
+    holder: int | None = None
+    """The id of the lease that is out on it."""
+    is_blank: bool = False
+    pending_actions: int = 0
+    """Slot actions past their deadline whose fate is open."""
+    settling: Settling | None = None
+
+    def view(self) -> SlotView:
+        leased = self.holder is not None
+        return SlotView(self.id, self.state, self.occupancy, leased, self.last_used, self.is_blank)
+
+
+class SlotTable:
+    """What we believe of the slots of one server in its present epoch."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._slots: dict[SlotId, _Slot] = {}
+        self.epoch = Epoch(0)
+
+    # -- a life of the server --------------------------------------------------------------------------
+
+    def begin_epoch(self, total_slots: int) -> Epoch:
+        """Forget everything: `total_slots` slots of which nothing is known. Leases of before are void."""
+        self.epoch = Epoch(self.epoch + 1)
+        now = self._clock.now()
+        self._slots = {SlotId(n): _Slot(SlotId(n), now) for n in range(total_slots)}
+        return self.epoch
+
+    def seen(self, infos: Sequence[SlotInfo]) -> bool:
+        """Take in a look at `GET /slots`; True if a slot became usable by it."""
+        before = self.unsettled
+        for info in infos:
+            slot = self._slots.get(info.id)
+            if slot is None:
+                continue
+            if slot.state is SlotState.UNKNOWN and slot.holder is None and not info.is_processing:
+                slot.state = advance(slot.state, SlotEvent.SEEN_IDLE)
+                slot.is_blank = not info.n_prompt_tokens
+            elif slot.settling is not None:
+                slot.settling = look(slot.settling, infos, self._clock.now())
+                if slot.settling is None:
+                    self._settled(slot)
+        return self.unsettled < before
+
+    def assume_blank(self) -> None:
+        """The server slept: its slots are empty, and asking `/slots` would wake it."""
+        for slot in self._slots.values():
+            slot.state, slot.is_blank = advance(slot.state, SlotEvent.SEEN_IDLE), True
+
+    @property
+    def unsettled(self) -> int:
+        """How many slots wait to be seen idle."""
+        return sum(s.state in (SlotState.UNKNOWN, SlotState.CANCELLING) for s in self._slots.values())
+
+    # -- looking -----------------------------------------------------------------------------------------
+
+    def views(self) -> tuple[SlotView, ...]:
+        return tuple(slot.view() for slot in self._slots.values())
+
+    def view(self, slot: SlotId) -> SlotView:
+        return self._slots[slot].view()
+
+    def slot_of(self, session: SessionKey) -> SlotView | None:
+        return next((v for v in self.views() if v.occupant == session), None)
+
+    # -- leases (called by the desk alone) ----------------------------------------------------------------
+
+    def hold(self, slots: Iterable[SlotId], holder: int) -> None:
+        for slot in slots:
+            held = self._slots[slot]
+            if held.holder is not None:
+                raise InvariantError(f"slot {slot} is held by lease {held.holder}, not free for {holder}")
+            held.holder = holder
+
+    def let_go(self, slots: Iterable[SlotId], holder: int) -> None:
+        for slot in slots:
+            held = self._slots[slot]
+            if held.holder != holder:
+                raise InvariantError(f"lease {holder} gives back slot {slot}, held by {held.holder}")
+            held.holder = None
+
+    # -- a request ---------------------------------------------------------------------------------------
+
+    def serve(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None) -> bool:
+        """A request is sent to `slot`; `occupancy` is whose it will be (None: nobody's)."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, SlotEvent.SERVE)
+        held.occupancy, held.is_blank = occupancy, False
+        return True
+
+    def served(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None) -> bool:
+        """The request in `slot` ended; None where what it left is nobody's."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._end(held, occupancy)
+        return True
+
+    def broke_off(self, slot: SlotId, epoch: Epoch, settling: Settling) -> bool:
+        """The request in `slot` was dropped; its content is settled once it was seen idle."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, SlotEvent.BROKEN_OFF)
+        held.settling = settling
+        return True
+
+    # -- a switch ----------------------------------------------------------------------------------------
+
+    def lose(self, slot: SlotId, epoch: Epoch, *, is_blank: bool = False) -> bool:
+        """What `slot` holds is nobody's any more (evicted, erased, or found to be gone)."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, SlotEvent.LOST)
+        held.occupancy, held.is_blank = None, is_blank
+        return True
+
+    def start_saving(self, slot: SlotId, epoch: Epoch) -> bool:
+        return self._moved(slot, epoch, SlotEvent.SAVE)
+
+    def save_ended(self, slot: SlotId, epoch: Epoch, published: Revision | None) -> bool:
+        """`published` is the revision that is safe now, None if none is."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, SlotEvent.SAVE_ENDED)
+        if published is not None and held.occupancy is not None:
+            held.occupancy = held.occupancy.checkpointed(published)
+        return True
+
+    def start_restoring(self, slot: SlotId, epoch: Epoch) -> bool:
+        return self._moved(slot, epoch, SlotEvent.RESTORE)
+
+    def restored(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy) -> bool:
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, SlotEvent.RESTORED)
+        held.occupancy, held.is_blank = occupancy, False
+        return True
+
+    def not_restored(self, slot: SlotId, epoch: Epoch, *, is_blank: bool) -> bool:
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, SlotEvent.NOT_RESTORED)
+        held.is_blank = is_blank
+        return True
+
+    def doubt(self, slot: SlotId, epoch: Epoch) -> bool:
+        """A slot action went past its deadline and may still run: believe nothing of the slot."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, SlotEvent.DOUBTED)
+        held.occupancy, held.is_blank = None, False
+        held.pending_actions += 1
+        return True
+
+    def fate_known(self, slot: SlotId, epoch: Epoch) -> bool:
+        """The action that was doubted has ended, however."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        held.pending_actions -= 1
+        if held.state is SlotState.QUARANTINED and not held.pending_actions:
+            self._move(held, SlotEvent.FATE_KNOWN)
+        return True
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _current(self, slot: SlotId, epoch: Epoch) -> _Slot | None:
+        return self._slots[slot] if epoch == self.epoch else None
+
+    def _moved(self, slot: SlotId, epoch: Epoch, event: SlotEvent) -> bool:
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, event)
+        return True
+
+    def _move(self, slot: _Slot, event: SlotEvent) -> None:
+        slot.state = advance(slot.state, event)
+
+    def _settled(self, slot: _Slot) -> None:
+        # What a dropped request had computed is kept: a client that retries continues from there.
+        occupancy = slot.occupancy
+        self._end(slot, occupancy.changed(self._clock.now(), None, 0) if occupancy else None)
+
+    def _end(self, slot: _Slot, occupancy: Occupancy | None) -> None:
+        slot.last_used = self._clock.now()
+        slot.settling = None
+        if slot.pending_actions:
+            # A late restore or save may have met this request: nothing here may be saved as a session's.
+            slot.occupancy = None
+            self._move(slot, SlotEvent.DOUBTED)
+        else:
+            slot.occupancy = occupancy
+            self._move(slot, SlotEvent.KEPT if occupancy else SlotEvent.LOST)
+
+    def __repr__(self) -> str:
+        cells = ", ".join(
+            f"{s.id}:{s.state}{'*' if s.holder is not None else ''}" for s in self._slots.values()
+        )
+        return f"<SlotTable epoch {self.epoch} [{cells}]>"
