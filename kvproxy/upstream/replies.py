@@ -84,18 +84,47 @@ class SlotInfo:
     """Grows while the slot computes or generates: prompt tokens processed plus tokens generated."""
 
 
-def parse_slots(body: object) -> tuple[SlotInfo, ...]:
-    return (
-        tuple(_slot(entry) for entry in body if isinstance(entry, Mapping)) if isinstance(body, list) else ()
-    )
+class Obstacle(StrEnum):
+    """Why a question to the server has no answer."""
+
+    UNREACHABLE = "unreachable"
+    """No connection, no answer in time, or an error of a gateway in between."""
+    LOADING = "loading"
+    """503: the model is being loaded."""
+    UNAUTHORIZED = "unauthorized"
+    """401 or 403: the server wants a key we do not have."""
+    UNSUPPORTED = "unsupported"
+    """501: switched off by a flag; the message names it."""
+    NOT_LLAMA_SERVER = "not_llama_server"
+    """Something answered, and not what llama-server answers."""
 
 
-def _slot(entry: Mapping[str, Any]) -> SlotInfo:
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """`message` is the server's own where it gave one."""
+
+    reason: Obstacle
+    message: str
+
+
+def parse_slots(body: object) -> tuple[SlotInfo, ...] | None:
+    """None if the body is not a list of slots that each say their id."""
+    if not isinstance(body, list):
+        return None
+    slots = tuple(slot for entry in body if (slot := _slot(_map(entry))) is not None)
+    return slots if len(slots) == len(body) else None
+
+
+def _slot(entry: Mapping[str, Any]) -> SlotInfo | None:
+    slot_id = _int(entry.get("id"))
+    if slot_id is None:
+        return None
     token = entry.get("next_token")
     decoded = _int(_map(token[0]).get("n_decoded")) if isinstance(token, list) and token else None
     return SlotInfo(
-        id=SlotId(_int(entry.get("id")) or 0),
-        is_processing=entry.get("is_processing") is True,
+        id=SlotId(slot_id),
+        # Taken for idle, a slot that runs would be given away and mix two conversations in one answer.
+        is_processing=entry.get("is_processing") is not False,
         id_task=_int(entry.get("id_task")),
         n_prompt_tokens=_int(entry.get("n_prompt_tokens")),
         progress=(_int(entry.get("n_prompt_tokens_processed")) or 0) + (decoded or 0),
@@ -104,16 +133,23 @@ def _slot(entry: Mapping[str, Any]) -> SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """`tokens` in the file and `size_bytes` as the server counted them: a claim, not a proof."""
+    """`tokens` in the file and `size_bytes` as the server counted them: a claim, not a proof.
+
+    `seconds` is the time the server took to move them, without the wait for its turn; None if not told.
+    """
 
     tokens: int
     size_bytes: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
+    """As `Saved`, for what was read."""
+
     tokens: int
     size_bytes: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +161,9 @@ class Fault(StrEnum):
     """How a slot action failed."""
 
     UNREACHABLE = "unreachable"
-    """No connection, or it broke before the answer: the action's fate is known once the server is."""
+    """No connection, it broke before the answer, or 503 (loading): the fate is known once the server is."""
     TIMED_OUT = "timed_out"
-    """No answer within the deadline: the action may still run."""
+    """No answer within the deadline, or we stopped listening: the action may still run."""
     REFUSED = "refused"
     """400: the server looked and said no."""
     UNSUPPORTED = "unsupported"
@@ -135,7 +171,7 @@ class Fault(StrEnum):
     UNAUTHORIZED = "unauthorized"
     """401 or 403: the server wants a key we do not have."""
     FAILED = "failed"
-    """5xx, or an answer that is not what the server says."""
+    """5xx, or an answer that is not what llama-server says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +185,60 @@ class ActionFailure:
 
 def parse_saved(body: object) -> Saved | None:
     data = _map(body)
-    tokens, size = _int(data.get("n_saved")), _int(data.get("n_written"))
-    return Saved(tokens, size) if tokens is not None and size is not None else None
+    tokens, size = _count(data.get("n_saved")), _count(data.get("n_written"))
+    if tokens is None or size is None:
+        return None
+    return Saved(tokens, size, _seconds(data, "save_ms"))
 
 
 def parse_restored(body: object) -> Restored | None:
     data = _map(body)
-    tokens, size = _int(data.get("n_restored")), _int(data.get("n_read"))
-    return Restored(tokens, size) if tokens is not None and size is not None else None
+    tokens, size = _count(data.get("n_restored")), _count(data.get("n_read"))
+    if tokens is None or size is None:
+        return None
+    return Restored(tokens, size, _seconds(data, "restore_ms"))
 
 
 def parse_erased(body: object) -> Erased | None:
-    tokens = _int(_map(body).get("n_erased"))
-    return Erased(tokens) if tokens is not None else None
+    tokens = _count(_map(body).get("n_erased"))
+    return None if tokens is None else Erased(tokens)
+
+
+def _count(value: object) -> int | None:
+    number = _int(value)
+    return None if number is None or number < 0 else number
+
+
+def _seconds(data: Mapping[str, Any], field: str) -> float | None:
+    value = _map(data.get("timings")).get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        return None
+    return value / 1000
+
+
+def parse_slot_id(body: object) -> int | None:
+    """The slot that an action's answer names."""
+    return _int(_map(body).get("id_slot"))
+
+
+def parse_meta(body: object) -> Mapping[str, Any]:
+    """The first model's `meta` of `GET /v1/models` (n_vocab, n_params, size, ftype ...), or {}."""
+    models = _map(body).get("data")
+    return _map(_map(models[0]).get("meta")) if isinstance(models, list) and models else {}
+
+
+ERROR_MESSAGE_CHARS = 300
+
+
+def parse_error(body: object) -> str:
+    """The message of an error body in one printable line, or ""."""
+    error = _map(body).get("error")
+    return one_line(_str(error) or _str(_map(error).get("message")))
+
+
+def one_line(text: str) -> str:
+    """At most `ERROR_MESSAGE_CHARS` printable characters: foreign text must not forge log lines."""
+    return "".join(c if c.isprintable() else " " for c in text[:ERROR_MESSAGE_CHARS]).strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,269 @@
+"""What kvproxy itself asks of llama-server: the only file that knows its management URLs.
+
+Every call has a connection of its own, closed after the answer. Management is rare, the server closes idle
+connections after 5 s, and a call on one that is just being closed could not be told from a lost action.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+import orjson
+
+from kvproxy.identifiers import SlotId, SnapshotName
+from kvproxy.tasks import Failure, TaskSet
+from kvproxy.upstream import replies
+from kvproxy.upstream.replies import (
+    ActionFailure,
+    Erased,
+    Fault,
+    Obstacle,
+    Props,
+    Restored,
+    Saved,
+    SlotInfo,
+    Unavailable,
+)
+
+T = TypeVar("T")
+"""`Saved`, `Restored` or `Erased`."""
+
+QUESTION_SECONDS = 2.0
+ACTION_CAP_SECONDS = 600.0
+MAX_REPLY_BYTES = 16 << 20
+"""`/props` carries the chat template and `/slots` may carry prompts; more than this is not llama-server."""
+
+
+class Action(Generic[T]):
+    """A slot action under way. It goes on when the one who waits gives up: a request dropped at a deadline
+    may still be run by the server, later, on what another session has put into the slot by then."""
+
+    def __init__(self, task: asyncio.Task[T | ActionFailure]) -> None:
+        self._task = task
+
+    @property
+    def done(self) -> bool:
+        """Whether the fate is known."""
+        return self._task.done()
+
+    async def wait(self, timeout: float) -> T | ActionFailure:
+        """The answer, or `TIMED_OUT` after `timeout` seconds: then the call goes on, see `fate`."""
+        await asyncio.wait({self._task}, timeout=timeout)
+        if not self._task.done():
+            return ActionFailure(Fault.TIMED_OUT, f"no answer within {timeout:.3g} s")
+        return self._answer()
+
+    async def fate(self) -> T | ActionFailure:
+        """How it ended; `TIMED_OUT` if that was never heard (the cap passed, or the client was closed)."""
+        await asyncio.wait({self._task})
+        return self._answer()
+
+    def _answer(self) -> T | ActionFailure:
+        if self._task.cancelled():
+            return ActionFailure(Fault.TIMED_OUT, "the management client was closed")
+        return self._task.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    body: object
+    """The decoded JSON; None if it was none."""
+    text: str
+    """The beginning of a body that was not JSON."""
+
+    @property
+    def message(self) -> str:
+        return replies.parse_error(self.body) or self.text or f"HTTP {self.status}"
+
+
+class LlamaServer:
+    """The management side of the llama-server at `base_url`. Needs a running loop from the first call on.
+
+    `on_failure` hears of an action that died of a bug; without it the loop's exception handler does.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None,
+        *,
+        connect_timeout_seconds: float,
+        action_cap_seconds: float = ACTION_CAP_SECONDS,
+        on_failure: Failure | None = None,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._connect_seconds = connect_timeout_seconds
+        self._cap_seconds = action_cap_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._actions = TaskSet(on_failure or _tell_loop)
+
+    async def props(self, timeout: float = QUESTION_SECONDS) -> Props | Unavailable:
+        """Does not wake a sleeping server."""
+        reply = await self._ask("/props", timeout)
+        if isinstance(reply, Unavailable):
+            return reply
+        return replies.parse_props(reply.body) or _foreign("/props")
+
+    async def slots(self, timeout: float = QUESTION_SECONDS) -> tuple[SlotInfo, ...] | Unavailable:
+        """Wakes a sleeping server: ask `props` first. `UNSUPPORTED` where it runs with --no-slots."""
+        reply = await self._ask("/slots", timeout)
+        if isinstance(reply, Unavailable):
+            return reply
+        slots = replies.parse_slots(reply.body)
+        return _foreign("/slots") if slots is None else slots
+
+    async def model_meta(self, timeout: float = QUESTION_SECONDS) -> Mapping[str, Any]:
+        """n_vocab, n_ctx_train, n_embd, n_params, size, ftype of the model; {} when it cannot be had."""
+        reply = await self._ask("/v1/models", timeout)
+        return {} if isinstance(reply, Unavailable) else replies.parse_meta(reply.body)
+
+    async def actions_supported(self, timeout: float = QUESTION_SECONDS) -> ActionFailure | None:
+        """None if slot actions work. Asks for a save under a name that the server must refuse before it
+        looks at the slot, so no slot is touched. Wakes a sleeping server."""
+        outcome = await self._call("/slots/0?action=save", {"filename": "/"}, timeout)
+        if isinstance(outcome, _Reply):
+            return None if outcome.status == 400 else _action_failure(outcome)
+        return outcome
+
+    def start_save(self, slot: SlotId, name: SnapshotName) -> Action[Saved]:
+        return self._start("save", slot, name, replies.parse_saved)
+
+    def start_restore(self, slot: SlotId, name: SnapshotName) -> Action[Restored]:
+        """A restore that fails leaves the slot empty."""
+        return self._start("restore", slot, name, replies.parse_restored)
+
+    def start_erase(self, slot: SlotId) -> Action[Erased]:
+        return self._start("erase", slot, None, replies.parse_erased)
+
+    async def close(self) -> None:
+        """Cancel all actions and close every connection."""
+        await self._actions.cancel()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _start(
+        self, verb: str, slot: SlotId, name: SnapshotName | None, parse: Callable[[object], T | None]
+    ) -> Action[T]:
+        return Action(self._actions.spawn(self._act(verb, slot, name, parse), name=f"{verb} slot {slot}"))
+
+    async def _act(
+        self, verb: str, slot: SlotId, name: SnapshotName | None, parse: Callable[[object], T | None]
+    ) -> T | ActionFailure:
+        outcome = await self._call(
+            f"/slots/{slot}?action={verb}", {} if name is None else {"filename": name}, self._cap_seconds
+        )
+        if isinstance(outcome, ActionFailure):
+            return outcome
+        if outcome.status != 200:
+            return _action_failure(outcome)
+        if replies.parse_slot_id(outcome.body) != slot:
+            return ActionFailure(Fault.FAILED, f"the answer to {verb} names another slot", outcome.status)
+        return parse(outcome.body) or ActionFailure(
+            Fault.FAILED, f"the answer to {verb} is not llama-server's", outcome.status
+        )
+
+    async def _call(self, target: str, body: Mapping[str, str], cap: float) -> _Reply | ActionFailure:
+        try:
+            return await self._exchange("POST", target, cap, orjson.dumps(body))
+        except aiohttp.ClientError as error:
+            return ActionFailure(Fault.UNREACHABLE, _told(error))
+        except TimeoutError:
+            return ActionFailure(Fault.TIMED_OUT, f"no answer within {cap:.3g} s")
+        except OSError as error:
+            return ActionFailure(Fault.UNREACHABLE, _told(error))
+
+    async def _ask(self, target: str, timeout: float) -> _Reply | Unavailable:
+        try:
+            reply = await self._exchange("GET", target, timeout)
+        except aiohttp.ClientError as error:
+            return Unavailable(Obstacle.UNREACHABLE, _told(error))
+        except TimeoutError:
+            return Unavailable(Obstacle.UNREACHABLE, f"no answer within {timeout:.3g} s")
+        except OSError as error:
+            return Unavailable(Obstacle.UNREACHABLE, _told(error))
+        return reply if reply.status == 200 else Unavailable(_obstacle(reply), reply.message)
+
+    async def _exchange(self, method: str, target: str, cap: float, body: bytes | None = None) -> _Reply:
+        # No redirects: the key would go where the answer points.
+        async with self._opened().request(
+            method,
+            self._base_url + target,
+            data=body,
+            headers=self._headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=cap, sock_connect=self._connect_seconds),
+        ) as response:
+            return _decoded(response.status, await _read(response))
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True, limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+            )
+        return self._session
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The body, cut off at `MAX_REPLY_BYTES`."""
+    parts: list[bytes] = []
+    size = 0
+    while size < MAX_REPLY_BYTES and (part := await response.content.readany()):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _decoded(status: int, raw: bytes) -> _Reply:
+    try:
+        return _Reply(status, orjson.loads(raw), "")
+    except orjson.JSONDecodeError:
+        head = raw[: replies.ERROR_MESSAGE_CHARS]
+        return _Reply(status, None, replies.one_line(head.decode("utf-8", "replace")))
+
+
+def _obstacle(reply: _Reply) -> Obstacle:
+    if reply.status in (401, 403):
+        return Obstacle.UNAUTHORIZED
+    if reply.status == 501:
+        return Obstacle.UNSUPPORTED
+    if reply.status == 503 and replies.parse_error(reply.body):
+        return Obstacle.LOADING
+    return Obstacle.UNREACHABLE if reply.status >= 500 else Obstacle.NOT_LLAMA_SERVER
+
+
+_FAULTS = {
+    400: Fault.REFUSED,
+    401: Fault.UNAUTHORIZED,
+    403: Fault.UNAUTHORIZED,
+    404: Fault.UNSUPPORTED,
+    501: Fault.UNSUPPORTED,
+    503: Fault.UNREACHABLE,
+}
+
+
+def _action_failure(reply: _Reply) -> ActionFailure:
+    return ActionFailure(_FAULTS.get(reply.status, Fault.FAILED), reply.message, reply.status)
+
+
+def _foreign(target: str) -> Unavailable:
+    return Unavailable(Obstacle.NOT_LLAMA_SERVER, f"the answer to {target} is not llama-server's")
+
+
+def _told(error: Exception) -> str:
+    return replies.one_line(str(error)) or type(error).__name__
+
+
+def _tell_loop(name: str, error: BaseException) -> None:
+    context = {"message": f"{name} died", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
