@@ -107,7 +107,9 @@ def _nearest(key: str) -> str | None:
     by_name = {known.rpartition(".")[2]: known for known in keys()}
     if last in by_name:
         return by_name[last]
-    whole = difflib.get_close_matches(re.sub(r"\.\d+\.", ".*.", key), keys(), n=1, cutoff=0.75)
+    generic = re.sub(r"\.\d+\.", ".*.", key)
+    others = [known for known in keys() if known != generic.rpartition(".")[0]]
+    whole = difflib.get_close_matches(generic, others, n=1, cutoff=0.75)
     close = difflib.get_close_matches(last, by_name, n=1, cutoff=0.75)
     return whole[0] if whole else (by_name[close[0]] if close else None)
 

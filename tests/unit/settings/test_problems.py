@@ -43,6 +43,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_known_one(
 
 def test_a_key_like_no_other_is_just_unknown() -> None:
     assert lines(zzz=1) == ["zzz: 1: unknown setting"]
+    assert lines(queue={"x": 3}) == ["queue.x: 3: unknown setting"]
 
 
 def test_a_value_with_alternatives_is_told_once() -> None:

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import argparse
+import importlib
+from types import SimpleNamespace
+
+import pytest
+
+from kvproxy import __version__
+from kvproxy.cli import main
+from kvproxy.errors import KvproxyError, SettingsError, StateDirError
+
+# The package has a function of the module's name; only the import system still finds the module.
+cli_main = importlib.import_module("kvproxy.cli.main")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, outcome: int | KvproxyError) -> None:
+    def run(args: argparse.Namespace) -> int:
+        if isinstance(outcome, KvproxyError):
+            raise outcome
+        return outcome
+
+    command = SimpleNamespace(NAME="try", HELP="Try.", add_arguments=lambda parser: None, run=run)
+    monkeypatch.setattr(cli_main, "COMMANDS", (command,))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "told"),
+    [
+        (0, 0, ""),
+        (1, 1, ""),
+        (SettingsError("a: 1: bad\nb: 2: bad"), 2, "kvproxy try: a: 1: bad\nkvproxy try: b: 2: bad\n"),
+        (StateDirError("locked by 7"), 1, "kvproxy try: locked by 7\n"),
+    ],
+)
+def test_an_outcome_is_an_exit_code_and_an_error_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: int | KvproxyError,
+    code: int,
+    told: str,
+) -> None:
+    install(monkeypatch, outcome)
+    assert main(["try"]) == code
+    assert capsys.readouterr() == ("", told)
+
+
+@pytest.mark.parametrize("argv", [[], ["nope"], ["check-config", "--nope"], ["check-config", "--set", "x"]])
+def test_wrong_usage_is_one_line_on_stderr_and_exit_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    shown = capsys.readouterr()
+    assert caught.value.code == 2
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert "--help" in shown.err
+
+
+def test_a_bug_is_not_dressed_up_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise ZeroDivisionError
+
+    command = SimpleNamespace(NAME="try", HELP="Try.", add_arguments=lambda parser: None, run=run)
+    monkeypatch.setattr(cli_main, "COMMANDS", (command,))
+    with pytest.raises(ZeroDivisionError):
+        main(["try"])
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"kvproxy {__version__}\n")
