@@ -1,0 +1,138 @@
+"""Is this file the snapshot it is said to be? All of it blocks; OSErrors become reasons.
+
+The server counts what it wrote before it closes the file, so on a full disk it reports success for a short
+one, and a file that is short by a byte or two aborts the server that restores it. Hence the distrust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from kvproxy.snapshots.atomic import sync_directory
+from kvproxy.snapshots.head import HEAD_BYTES, parse_head
+from kvproxy.snapshots.manifest import FileIdentity, Generation
+from kvproxy.snapshots.opened import open_regular
+from kvproxy.upstream.replies import Saved
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """`reason` says what is wrong and is empty if nothing is; `identity` is what was seen, if anything."""
+
+    reason: str = ""
+    identity: FileIdentity | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.reason
+
+
+def check_saved(path: Path, saved: Saved) -> FileCheck:
+    """Compare a fresh file with the server's claim, then make it private and durable."""
+    if saved.tokens < 1:
+        return FileCheck("the server saved no tokens")
+    try:
+        with open_regular(path) as file:
+            if reason := _differs(file, tokens=saved.tokens, size_bytes=saved.size_bytes):
+                return FileCheck(reason)
+            _make_private(file.fileno())
+            os.fsync(file.fileno())
+            sync_directory(path.parent)
+            # Only now: the change of mode moved ctime.
+            return FileCheck(identity=identity_of(file.fileno()))
+    except OSError as error:
+        return FileCheck(_describe(error))
+
+
+def check_stored(path: Path, generation: Generation) -> FileCheck:
+    """Compare a file with what was published; read it whole only if it is not evidently the same one."""
+    try:
+        with open_regular(path) as file:
+            identity = identity_of(file.fileno())
+            if identity.size != generation.size_bytes:
+                return FileCheck(_size_differs(identity.size, generation.size_bytes))
+            if identity == generation.identity:
+                return FileCheck(identity=identity)
+            return _check_moved(file, generation, identity)
+    except OSError as error:
+        return FileCheck(_describe(error))
+
+
+def _check_moved(file: BinaryIO, generation: Generation, identity: FileIdentity) -> FileCheck:
+    if reason := _differs(file, tokens=generation.tokens, size_bytes=generation.size_bytes):
+        return FileCheck(reason)
+    if generation.sha256 is None:
+        # Never seen before (it was published while the directory was out of sight) is no change.
+        is_new = generation.identity is None
+        return FileCheck(identity=identity) if is_new else FileCheck("file changed and no digest is known")
+    if _sha256(file) != generation.sha256:
+        return FileCheck("file content changed: the digest differs")
+    if identity_of(file.fileno()) != identity:
+        return FileCheck("file changed while it was read")
+    return FileCheck(identity=identity)
+
+
+def digest_of(path: Path, identity: FileIdentity | None) -> str | None:
+    """SHA-256 in hex; None if it cannot be read, or was not the file of `identity` from first to last."""
+    try:
+        with open_regular(path) as file:
+            before = identity_of(file.fileno())
+            if identity is not None and before != identity:
+                return None
+            digest = _sha256(file)
+            return digest if identity_of(file.fileno()) == before else None
+    except OSError:
+        # Without a digest the snapshot is still good for as long as its identity stands.
+        return None
+
+
+def identity_of(descriptor: int) -> FileIdentity:
+    seen = os.fstat(descriptor)
+    return FileIdentity(
+        device=seen.st_dev,
+        inode=seen.st_ino,
+        size=seen.st_size,
+        mtime_ns=seen.st_mtime_ns,
+        ctime_ns=seen.st_ctime_ns,
+    )
+
+
+def _differs(file: BinaryIO, *, tokens: int, size_bytes: int) -> str:
+    size = os.fstat(file.fileno()).st_size
+    if size != size_bytes:
+        return _size_differs(size, size_bytes)
+    head = parse_head(file.read(HEAD_BYTES))
+    if head is None:
+        return "file does not begin like a slot file"
+    if head.tokens is not None and head.tokens != tokens:
+        return f"file holds {head.tokens} tokens instead of {tokens}"
+    if size <= head.token_block_end:
+        return "file ends before its KV state begins"
+    return ""
+
+
+def _size_differs(found: int, expected: int) -> str:
+    return f"file is {found} bytes instead of {expected}"
+
+
+def _sha256(file: BinaryIO) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _make_private(descriptor: int) -> None:
+    try:
+        os.fchmod(descriptor, 0o600)
+    except PermissionError:
+        # The server runs as another user: the file is that user's to protect, and still ours to read.
+        pass
+
+
+def _describe(error: OSError) -> str:
+    return (
+        "file is missing" if isinstance(error, FileNotFoundError) else f"cannot read file: {error.strerror}"
+    )

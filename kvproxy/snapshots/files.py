@@ -1,0 +1,152 @@
+"""The snapshot files themselves, in the two ways we may stand to them.
+
+`ServerOwnedFiles`: the server's save directory is not ours to see, we know names only.
+`SharedDirectory`: we see the directory, and so may check, hash, list and delete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Protocol
+
+from kvproxy.identifiers import SnapshotName
+from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of
+from kvproxy.snapshots.manifest import FileIdentity, Generation
+from kvproxy.snapshots.names import is_ours
+from kvproxy.upstream.replies import Saved
+
+__all__ = ["FileCheck", "ServerOwnedFiles", "SharedDirectory", "SnapshotFiles"]
+
+NOTHING_AGAINST_IT = FileCheck()
+
+
+class SnapshotFiles(Protocol):
+    """What can be asked of the files. Nothing here raises: trouble is a reason."""
+
+    @property
+    def is_visible(self) -> bool: ...
+
+    async def verify_saved(self, name: SnapshotName, saved: Saved) -> FileCheck:
+        """After a save: is the file what the server claimed? Makes it private and durable."""
+        ...
+
+    async def verify_stored(self, generation: Generation) -> FileCheck:
+        """Before a restore: is the file still what was published?"""
+        ...
+
+    async def digest(self, name: SnapshotName, identity: FileIdentity | None = None) -> str | None:
+        """SHA-256 in hex; None if it cannot be read or is not (or ceased to be) the file of `identity`."""
+        ...
+
+    async def delete(self, name: SnapshotName) -> bool:
+        """True if the file is gone."""
+        ...
+
+    async def orphans(self, known: Collection[SnapshotName]) -> tuple[SnapshotName, ...]:
+        """Files with a name of ours that is not `known`. A save in flight must be among the known."""
+        ...
+
+    async def free_bytes(self) -> int | None:
+        """Room for more; None if not known."""
+        ...
+
+    async def check_usable(self) -> str | None:
+        """The reason why the directory cannot be used; None if it can."""
+        ...
+
+
+class ServerOwnedFiles:
+    """Files we cannot see: nothing is known against them, and nothing can be done about them."""
+
+    is_visible = False
+
+    async def verify_saved(self, name: SnapshotName, saved: Saved) -> FileCheck:
+        return NOTHING_AGAINST_IT if saved.tokens > 0 else FileCheck("the server saved no tokens")
+
+    async def verify_stored(self, generation: Generation) -> FileCheck:
+        return NOTHING_AGAINST_IT
+
+    async def digest(self, name: SnapshotName, identity: FileIdentity | None = None) -> str | None:
+        return None
+
+    async def delete(self, name: SnapshotName) -> bool:
+        return False
+
+    async def orphans(self, known: Collection[SnapshotName]) -> tuple[SnapshotName, ...]:
+        return ()
+
+    async def free_bytes(self) -> int | None:
+        return None
+
+    async def check_usable(self) -> str | None:
+        return None
+
+
+class SharedDirectory:
+    """The server's save directory as we see it. Files are served by the server and judged by us."""
+
+    is_visible = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def verify_saved(self, name: SnapshotName, saved: Saved) -> FileCheck:
+        return await asyncio.to_thread(check_saved, self.path / name, saved)
+
+    async def verify_stored(self, generation: Generation) -> FileCheck:
+        return await asyncio.to_thread(check_stored, self.path / generation.name, generation)
+
+    async def digest(self, name: SnapshotName, identity: FileIdentity | None = None) -> str | None:
+        return await asyncio.to_thread(digest_of, self.path / name, identity)
+
+    async def delete(self, name: SnapshotName) -> bool:
+        return is_ours(name) and await asyncio.to_thread(_delete, self.path / name)
+
+    async def orphans(self, known: Collection[SnapshotName]) -> tuple[SnapshotName, ...]:
+        found = await asyncio.to_thread(_list_ours, self.path)
+        return tuple(name for name in found if name not in known)
+
+    async def free_bytes(self) -> int | None:
+        return await asyncio.to_thread(_free_bytes, self.path)
+
+    async def check_usable(self) -> str | None:
+        return await asyncio.to_thread(_why_unusable, self.path)
+
+
+def _delete(path: Path) -> bool:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        # What cannot be deleted now is an orphan later, and found as one.
+        return False
+    return True
+
+
+def _list_ours(directory: Path) -> tuple[SnapshotName, ...]:
+    try:
+        return tuple(SnapshotName(name) for name in sorted(os.listdir(directory)) if is_ours(name))
+    except OSError:
+        # `check_usable` tells the reason; a directory that cannot be listed has nothing to collect.
+        return ()
+
+
+def _free_bytes(directory: Path) -> int | None:
+    try:
+        seen = os.statvfs(directory)
+    except OSError:
+        # Not knowing is an answer here: the caller then does without the check.
+        return None
+    return seen.f_bavail * seen.f_frsize
+
+
+def _why_unusable(directory: Path) -> str | None:
+    try:
+        os.listdir(directory)
+        with tempfile.TemporaryFile(dir=directory):
+            return None
+    except OSError as error:
+        return f"{directory}: {error.strerror}"

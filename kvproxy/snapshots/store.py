@@ -1,0 +1,356 @@
+"""The store of manifests: an index in memory over the state directory.
+
+What is on disk is what the index says, with two exceptions on the safe side: a generation found invalid is
+invalid at once even if that cannot be written, and the time of last use is written with the next change or at
+close. A change that has begun is finished even if its caller is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from kvproxy.clock import Clock
+from kvproxy.errors import ErrorCode
+from kvproxy.identifiers import ServerName, SessionKey, SnapshotName, short
+from kvproxy.snapshots.atomic import Observe, unobserved
+from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.index import SnapshotIndex, Totals
+from kvproxy.snapshots.lock import StateLock
+from kvproxy.snapshots.manifest import (
+    FileIdentity,
+    Generation,
+    Manifest,
+    generation_to_restore,
+    with_generation,
+    without_generations,
+)
+from kvproxy.snapshots.state_dir import Loaded, StateDir, file_name
+from kvproxy.tasks import TaskSet
+from kvproxy.telemetry.events import Emit, SnapshotInvalidated, SnapshotsChanged, TaskDied, Warned
+
+RESTORE_NEVER_ENDED = "a restore of it never ended: the server or kvproxy died meanwhile"
+
+MAX_MODEL_CHARS = 256
+MAX_REASON_CHARS = 500
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A verified file, and whose it is."""
+
+    key: SessionKey
+    server: ServerName
+    model: str
+    client_digest: str
+    fingerprint: Fingerprint
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`superseded` are the files that no manifest names any more: the caller deletes them."""
+
+    manifest: Manifest
+    superseded: tuple[SnapshotName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailure:
+    """The state directory did not take it; what was there before stands."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """`names` are no longer in any manifest: the caller deletes the files. `failure` if some had to stay."""
+
+    names: tuple[SnapshotName, ...]
+    failure: StoreFailure | None = None
+
+
+class SnapshotStore:
+    """One per state directory and process. `observe` is told each step of a manifest's write."""
+
+    def __init__(self, state_dir: Path, *, clock: Clock, emit: Emit, observe: Observe = unobserved) -> None:
+        self._directory = StateDir(state_dir, observe=observe)
+        self._clock = clock
+        self._emit = emit
+        self._index = SnapshotIndex()
+        self._lock: StateLock | None = None
+        self._restoring: set[SnapshotName] = set()
+        self._touched: dict[str, Manifest] = {}
+        """Used since it was last written, by file name."""
+        self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._is_failing = False
+        self._changes = TaskSet(lambda name, error: emit(TaskDied(name, error)))
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Lock the state directory and read it. StateDirError if it is taken or cannot be used."""
+        self._lock, loaded = await asyncio.to_thread(_open, self._directory)
+        for manifest in loaded.manifests:
+            self._index.put(manifest)
+        for complaint in loaded.complaints:
+            self._emit(Warned(complaint, ErrorCode.MANIFEST_INVALID))
+        for name in loaded.restoring:
+            await self._condemn(name)
+        self._tell_totals()
+
+    async def close(self) -> None:
+        """Finish what is being written, write down times of last use, unlock. May be called twice."""
+        await self._changes.wait()
+        if self._lock is None:
+            return
+        for manifest in list(self._touched.values()):
+            await self._change(self._flush(manifest))
+        self._lock.release()
+        self._lock = None
+
+    async def _condemn(self, name: SnapshotName) -> None:
+        if (manifest := self._index.holding(name)) is not None:
+            done = await self.invalidate(manifest.key, manifest.fingerprint, name, RESTORE_NEVER_ENDED)
+            if isinstance(done, StoreFailure):
+                return  # The mark stays: it is all that would tell the next start.
+        await self.clear_restoring(name)
+
+    # -- questions -----------------------------------------------------------------------------------------
+
+    def find(self, key: SessionKey, fingerprint: Fingerprint) -> Manifest | None:
+        return self._index.find(key, fingerprint)
+
+    def find_any(self, key: SessionKey) -> tuple[Manifest, ...]:
+        """All of a session, whatever the fingerprint; most recently used first."""
+        return self._index.find_any(key)
+
+    def find_client(self, client_digest: str) -> tuple[Manifest, ...]:
+        """All that came from one client's session id (see `manifest.client_digest`)."""
+        return tuple(manifest for manifest in self._index if manifest.client_digest == client_digest)
+
+    def all(self) -> tuple[Manifest, ...]:
+        return tuple(self._index)
+
+    def totals(self) -> Totals:
+        return self._index.totals()
+
+    def names(self) -> set[SnapshotName]:
+        """Every file a manifest names."""
+        return self._index.names()
+
+    def restoring(self) -> frozenset[SnapshotName]:
+        """Marked as being restored."""
+        return frozenset(self._restoring)
+
+    # -- changes -------------------------------------------------------------------------------------------
+
+    async def publish(self, publication: Publication) -> Published | StoreFailure:
+        """Make a generation the current one; the newest valid one before it becomes the previous."""
+        return await self._change(self._publish(publication))
+
+    async def amend(
+        self,
+        key: SessionKey,
+        fingerprint: Fingerprint,
+        name: SnapshotName,
+        *,
+        sha256: str | None = None,
+        identity: FileIdentity | None = None,
+    ) -> Manifest | StoreFailure | None:
+        """Add what was learned of a generation's file. None if that generation is no more."""
+        learned = {"sha256": sha256, "identity": identity}
+        changes = {field: value for field, value in learned.items() if value is not None}
+        return await self._change(self._update(key, fingerprint, name, changes))
+
+    async def invalidate(
+        self, key: SessionKey, fingerprint: Fingerprint, name: SnapshotName, reason: str
+    ) -> Manifest | StoreFailure | None:
+        """Never offer this generation again. Holds in memory even if it cannot be written."""
+        return await self._change(self._invalidate(key, fingerprint, name, reason))
+
+    def touch(self, key: SessionKey, fingerprint: Fingerprint) -> None:
+        """The session was used now."""
+        if (manifest := self._index.find(key, fingerprint)) is not None:
+            used = manifest.model_copy(update={"last_used_at": self._clock.wall()})
+            self._index.put(used)
+            self._touched[file_name(used)] = used
+
+    async def delete(self, key: SessionKey) -> Removed:
+        """Remove a session with all its fingerprints."""
+        names = {one.name for manifest in self.find_any(key) for one in manifest.generations}
+        return await self.forget(names)
+
+    async def forget(self, names: Collection[SnapshotName]) -> Removed:
+        """Remove these generations; a manifest without any goes too."""
+        return await self._change(self._forget(frozenset(names)))
+
+    async def mark_restoring(self, name: SnapshotName) -> StoreFailure | None:
+        """Before a restore: a mark still there at the next start makes the snapshot invalid."""
+        self._restoring.add(name)
+        return await self._change(self._mark(name, self._directory.mark_restoring))
+
+    async def clear_restoring(self, name: SnapshotName) -> StoreFailure | None:
+        """The restore ended, well or not, and the server lives."""
+        self._restoring.discard(name)
+        return await self._change(self._mark(name, self._directory.clear_restoring))
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    async def _change(self, work: Coroutine[Any, Any, T]) -> T:
+        # A thread cannot be cancelled: leaving it alone would free the lock while it still writes, and
+        # leave the index behind the disk.
+        return await asyncio.shield(self._changes.spawn(work, name="snapshots.change"))
+
+    def _writing_of(self, key: SessionKey, fingerprint: Fingerprint) -> asyncio.Lock:
+        return self._writing.setdefault(f"{key}-{fingerprint.digest}", asyncio.Lock())
+
+    async def _mark(
+        self, name: SnapshotName, write: Callable[[SnapshotName], str | None]
+    ) -> StoreFailure | None:
+        # In order: a mark whose caller was cancelled must not land after it was cleared.
+        async with self._writing.setdefault(name, asyncio.Lock()):
+            return self._settle(await asyncio.to_thread(write, name))
+
+    async def _publish(self, publication: Publication) -> Published | StoreFailure:
+        async with self._writing_of(publication.key, publication.fingerprint):
+            old = self._index.find(publication.key, publication.fingerprint)
+            if self._index.holding(publication.generation.name) is not None:
+                return StoreFailure(f"{publication.generation.name} is published already")
+            new = _succeed(old, publication, self._clock.wall())
+            if failure := await self._write(new):
+                return failure
+            kept = {one.name for one in new.generations}
+            was = old.generations if old is not None else ()
+            self._tell_totals()
+            return Published(new, tuple(one.name for one in was if one.name not in kept))
+
+    async def _update(
+        self, key: SessionKey, fingerprint: Fingerprint, name: SnapshotName, changes: dict[str, Any]
+    ) -> Manifest | StoreFailure | None:
+        async with self._writing_of(key, fingerprint):
+            manifest = self._index.find(key, fingerprint)
+            if manifest is None or manifest.generation(name) is None:
+                return None
+            changed = with_generation(manifest, name, **changes)
+            return await self._write(changed) or changed
+
+    async def _invalidate(
+        self, key: SessionKey, fingerprint: Fingerprint, name: SnapshotName, reason: str
+    ) -> Manifest | StoreFailure | None:
+        async with self._writing_of(key, fingerprint):
+            manifest = self._index.find(key, fingerprint)
+            one = manifest.generation(name) if manifest is not None else None
+            if manifest is None or one is None:
+                return None
+            if not one.is_valid:
+                return manifest
+            changed = with_generation(manifest, name, invalid_reason=reason[:MAX_REASON_CHARS])
+            self._index.put(changed)
+            self._emit(SnapshotInvalidated(short(key), reason))
+            self._tell_totals()
+            return await self._write(changed) or changed
+
+    async def _forget(self, names: frozenset[SnapshotName]) -> Removed:
+        removed: list[SnapshotName] = []
+        failure: StoreFailure | None = None
+        for manifest in [one for one in self._index if _names_any(one, names)]:
+            gone = await self._forget_in(manifest.key, manifest.fingerprint, names)
+            if isinstance(gone, StoreFailure):
+                failure = gone
+            else:
+                removed.extend(gone)
+        if removed:
+            self._tell_totals()
+        return Removed(tuple(removed), failure)
+
+    async def _forget_in(
+        self, key: SessionKey, fingerprint: Fingerprint, names: frozenset[SnapshotName]
+    ) -> StoreFailure | tuple[SnapshotName, ...]:
+        async with self._writing_of(key, fingerprint):
+            manifest = self._index.find(key, fingerprint)
+            if manifest is None:
+                return ()
+            rest = without_generations(manifest, names)
+            failure = await (self._remove(manifest) if rest is None else self._write(rest))
+            return failure or tuple(one.name for one in manifest.generations if one.name in names)
+
+    async def _flush(self, manifest: Manifest) -> None:
+        async with self._writing_of(manifest.key, manifest.fingerprint):
+            latest = self._index.find(manifest.key, manifest.fingerprint)
+            if latest is not None:
+                await self._write(latest)
+
+    async def _write(self, manifest: Manifest) -> StoreFailure | None:
+        self._touched.pop(file_name(manifest), None)
+        reason = await asyncio.to_thread(self._directory.write, manifest)
+        if reason is None:
+            self._index.put(self._with_latest_use(manifest))
+        return self._settle(reason)
+
+    def _with_latest_use(self, manifest: Manifest) -> Manifest:
+        # A touch may have come while the thread wrote.
+        touched = self._touched.get(file_name(manifest))
+        if touched is None:
+            return manifest
+        return manifest.model_copy(update={"last_used_at": touched.last_used_at})
+
+    async def _remove(self, manifest: Manifest) -> StoreFailure | None:
+        reason = await asyncio.to_thread(self._directory.remove, manifest)
+        if reason is None:
+            self._index.remove(manifest)
+            self._touched.pop(file_name(manifest), None)
+        return self._settle(reason)
+
+    def _settle(self, reason: str | None) -> StoreFailure | None:
+        """Warn once per streak of failures: a full disk fails with every turn."""
+        if reason is None:
+            self._is_failing = False
+            return None
+        if not self._is_failing:
+            self._is_failing = True
+            self._emit(Warned(f"{reason}; conversations go on, snapshots may be lost", ErrorCode.METADATA_IO))
+        return StoreFailure(reason)
+
+    def _tell_totals(self) -> None:
+        totals = self._index.totals()
+        self._emit(SnapshotsChanged(totals.valid, totals.invalid, totals.size_bytes))
+
+
+def _open(directory: StateDir) -> tuple[StateLock, Loaded]:
+    directory.prepare()
+    lock = StateLock.acquire(directory.path)
+    try:
+        return lock, directory.load()
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _succeed(old: Manifest | None, publication: Publication, now: float) -> Manifest:
+    return Manifest(
+        key=publication.key,
+        server=publication.server,
+        model=_printable(publication.model),
+        client_digest=publication.client_digest,
+        fingerprint=publication.fingerprint,
+        current=publication.generation,
+        previous=generation_to_restore(old) if old is not None else None,
+        created_at=old.created_at if old is not None else now,
+        last_used_at=now,
+    )
+
+
+def _printable(model: str) -> str:
+    """The client may have named the model, so it may be long or not even text."""
+    return model[:MAX_MODEL_CHARS].encode("utf-8", "replace").decode()
+
+
+def _names_any(manifest: Manifest, names: Iterable[SnapshotName]) -> bool:
+    return any(manifest.generation(name) is not None for name in names)
