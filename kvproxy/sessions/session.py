@@ -31,7 +31,7 @@ class Session:
     client_digest: str
     model: str
     last_seen: float
-    revision: Revision = Revision(0)
+    revision: Revision
     requests: int = 0
     may_persist: bool = True
     was_resident: bool = False

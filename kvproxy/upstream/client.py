@@ -174,6 +174,8 @@ class LlamaServer:
     async def _call(self, target: str, body: Mapping[str, str], cap: float) -> _Reply | ActionFailure:
         try:
             return await self._exchange("POST", target, cap, orjson.dumps(body))
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return ActionFailure(Fault.UNREACHABLE, _told(error), was_sent=False)
         except aiohttp.ClientError as error:
             return ActionFailure(Fault.UNREACHABLE, _told(error))
         except TimeoutError:

@@ -176,11 +176,13 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ActionFailure:
-    """`message` is the server's own where it gave one."""
+    """`message` is the server's own where it gave one. `was_sent` is False where no connection could be
+    made: then the server cannot have acted."""
 
     fault: Fault
     message: str
     status: int = 0
+    was_sent: bool = True
 
 
 def parse_saved(body: object) -> Saved | None:

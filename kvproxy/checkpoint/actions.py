@@ -1,0 +1,158 @@
+"""Slot actions, one at a time per server.
+
+llama-server pops one deferred action per slot release, so a second one in flight can wait for ever; and an
+action that went past its deadline may still run later. Therefore one lock per server, kept by an action
+until its *fate* is known, however long after its deadline that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from kvproxy.clock import Clock
+from kvproxy.identifiers import ServerName
+from kvproxy.tasks import TaskSet
+from kvproxy.telemetry.events import Emit, PersistenceRecovered, PersistenceTripped
+from kvproxy.upstream.breaker import Breaker, BreakerState, Generation, Recovered, Tripped
+from kvproxy.upstream.client import Action
+from kvproxy.upstream.rate import Rate
+from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored, Saved
+
+T = TypeVar("T", Saved, Restored, Erased)
+
+BATCH_ALLOWANCE_SECONDS = 15.0
+"""How long an action may wait for another slot's prompt batch: 8 to 15 s were seen on a CPU."""
+
+START_BYTES_PER_TOKEN = 65536.0
+"""Before anything was saved: between a small model (23 KB) and a large one (256 KB)."""
+
+
+class NotStarted(StrEnum):
+    """Why no call was made."""
+
+    BUSY = "busy"
+    """Another action was in flight until the deadline."""
+    BREAKER_OPEN = "breaker_open"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Generic[T]):
+    """What an action gave, to be judged once its result was verified."""
+
+    result: T | ActionFailure | NotStarted
+    era: Generation | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        """The call was made and may still run."""
+        return isinstance(self.result, ActionFailure) and self.result.fault is Fault.TIMED_OUT
+
+
+class SlotActions:
+    """The slot actions of one server, under its breaker."""
+
+    def __init__(
+        self, server: ServerName, breaker: Breaker, *, clock: Clock, emit: Emit, tasks: TaskSet
+    ) -> None:
+        self._server = server
+        self._breaker = breaker
+        self._clock = clock
+        self._emit = emit
+        self._tasks = tasks
+        self._turn = asyncio.Lock()
+        self._bytes_per_token = START_BYTES_PER_TOKEN
+        self.save_rate = Rate()
+        self.restore_rate = Rate()
+
+    async def run(
+        self,
+        start: Callable[[], Action[T]],
+        deadline_seconds: float,
+        on_late: Callable[[T | ActionFailure], None],
+    ) -> Attempt[T]:
+        """Make one action; `on_late` hears how one that timed out has ended after all."""
+        until = self._clock.now() + deadline_seconds
+        if not await self._take_turn(deadline_seconds):
+            return Attempt(NotStarted.BUSY)
+        era = self._breaker.enter(self._clock.now())
+        if era is None:
+            self._turn.release()
+            return Attempt(NotStarted.BREAKER_OPEN)
+        return Attempt(await self._await(start(), max(0.05, until - self._clock.now()), on_late), era)
+
+    def judge(self, attempt: Attempt[T], *, well: bool | None, reason: str = "") -> None:
+        """Tell the breaker how the attempt went; None where it says nothing about persistence."""
+        if attempt.era is None:
+            return
+        now = self._clock.now()
+        if well is None:
+            self._breaker.withdraw(attempt.era, now)
+            return
+        change: Tripped | Recovered | None = (
+            self._breaker.record_success(attempt.era, now)
+            if well
+            else self._breaker.record_failure(attempt.era, now, reason)
+        )
+        if isinstance(change, Tripped):
+            self._emit(
+                PersistenceTripped(self._server, change.failures, change.cooldown_seconds, change.reason)
+            )
+        elif isinstance(change, Recovered):
+            self._emit(PersistenceRecovered(self._server))
+
+    def learn(self, tokens: int, size_bytes: int) -> None:
+        """What a token costs on disk."""
+        if tokens > 0:
+            self._bytes_per_token = size_bytes / tokens
+
+    def deadline(
+        self, rate: Rate, floor_seconds: float, *, tokens: int | None, size_bytes: int = 0, others_run: bool
+    ) -> float:
+        """Seconds to grant an action that moves `size_bytes`, or what `tokens` are thought to weigh."""
+        size = size_bytes or int((tokens or 0) * self._bytes_per_token)
+        return rate.deadline(size, floor_seconds, BATCH_ALLOWANCE_SECONDS if others_run else 0.0)
+
+    @property
+    def breaker_state(self) -> BreakerState:
+        return self._breaker.state(self._clock.now())
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self._bytes_per_token
+
+    async def _take_turn(self, timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._turn.acquire()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _await(
+        self, action: Action[T], timeout: float, on_late: Callable[[T | ActionFailure], None]
+    ) -> T | ActionFailure:
+        try:
+            result = await action.wait(timeout)
+        except asyncio.CancelledError:
+            # The call goes on without the one who asked for it.
+            self._keep_turn(action, on_late)
+            raise
+        if action.done:
+            self._turn.release()
+        else:
+            self._keep_turn(action, on_late)
+        return result
+
+    def _keep_turn(self, action: Action[T], on_late: Callable[[T | ActionFailure], None]) -> None:
+        self._tasks.spawn(self._see_out(action, on_late), name="late slot action")
+
+    async def _see_out(self, action: Action[T], on_late: Callable[[T | ActionFailure], None]) -> None:
+        try:
+            fate = await action.fate()
+        finally:
+            self._turn.release()
+        on_late(fate)

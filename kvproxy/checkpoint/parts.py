@@ -1,0 +1,43 @@
+"""What saving and restoring work with: all of one server, put together by the wiring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvproxy.checkpoint.actions import SlotActions
+from kvproxy.clock import Clock
+from kvproxy.identifiers import ServerName, SlotId
+from kvproxy.sessions.registry import SessionRegistry
+from kvproxy.slots.state import SlotState
+from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.files import SnapshotFiles
+from kvproxy.snapshots.store import SnapshotStore
+from kvproxy.tasks import TaskSet
+from kvproxy.telemetry.events import Emit
+from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.facts import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    server: ServerName
+    client: LlamaServer
+    standing: Standing
+    table: SlotTable
+    actions: SlotActions
+    files: SnapshotFiles
+    store: SnapshotStore
+    registry: SessionRegistry
+    tasks: TaskSet
+    clock: Clock
+    emit: Emit
+    slots_changed: Callable[[], None]
+    """Called when a slot became usable behind the back of every lease."""
+    emptied: Callable[[SlotId], None]
+    """Called when a slot that should have held tokens held none."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a batch may be running that a slot action has to wait for."""
+        return any(view.state is SlotState.SERVING for view in self.table.views())

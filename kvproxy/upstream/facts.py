@@ -1,0 +1,81 @@
+"""What we know of one server now: a frozen value, replaced by the watch and read by everyone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.upstream.replies import Props
+
+VOLATILE_ADVICE = (
+    "the server clears idle slots whenever another one starts (unified KV with idle clearing, the default): "
+    "start llama-server with an explicit -np N, or with --no-cache-idle-slots, or with --cache-ram 0"
+)
+SAVE_PATH_ADVICE = "start llama-server with --slot-save-path DIR"
+KEY_ADVICE = "the server wants an API key for slot actions: set upstreams[].api_key"
+
+
+class ServerState(StrEnum):
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    """It serves, but nothing can be saved or restored."""
+    LOADING = "loading"
+    SLEEPING = "sleeping"
+    UNREACHABLE = "unreachable"
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether slots may be leased. A sleeping server wakes by the request itself."""
+        return self in (ServerState.HEALTHY, ServerState.DEGRADED, ServerState.SLEEPING)
+
+
+class PersistenceMode(StrEnum):
+    UNKNOWN = "unknown"
+    PLAIN = "plain"
+    BOUNDARY = "boundary"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Persistence:
+    """Whether slots can be saved and restored, and why not."""
+
+    mode: PersistenceMode
+    reason: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        return self.mode in (PersistenceMode.PLAIN, PersistenceMode.BOUNDARY)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`reason` says why the state is not healthy."""
+
+    state: ServerState = ServerState.UNREACHABLE
+    reason: str = "not asked yet"
+    props: Props | None = None
+    fingerprint: Fingerprint | None = None
+    persistence: Persistence = field(default_factory=lambda: Persistence(PersistenceMode.UNKNOWN))
+    is_volatile: bool = False
+
+    @property
+    def model(self) -> str:
+        """The model's name for keys and for people: its path, which an alias does not change."""
+        return self.props.model_path if self.props else ""
+
+    @property
+    def n_ctx(self) -> int | None:
+        """Tokens that fit in one slot."""
+        return self.props.n_ctx if self.props else None
+
+
+class Standing:
+    """The newest facts of one server. The watch alone writes them."""
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+
+    def set(self, **changes: object) -> None:
+        self.facts = replace(self.facts, **changes)  # type: ignore[arg-type]
