@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from kvproxy.snapshots.atomic import sync_directory
 from kvproxy.snapshots.head import HEAD_BYTES, parse_head
@@ -62,7 +62,7 @@ def check_stored(path: Path, generation: Generation) -> FileCheck:
         return FileCheck(_describe(error))
 
 
-def _check_moved(file: BinaryIO, generation: Generation, identity: FileIdentity) -> FileCheck:
+def _check_moved(file: FileIO, generation: Generation, identity: FileIdentity) -> FileCheck:
     if reason := _differs(file, tokens=generation.tokens, size_bytes=generation.size_bytes):
         return FileCheck(reason)
     if generation.sha256 is None:
@@ -101,7 +101,7 @@ def identity_of(descriptor: int) -> FileIdentity:
     )
 
 
-def _differs(file: BinaryIO, *, tokens: int, size_bytes: int) -> str:
+def _differs(file: FileIO, *, tokens: int, size_bytes: int) -> str:
     size = os.fstat(file.fileno()).st_size
     if size != size_bytes:
         return _size_differs(size, size_bytes)
@@ -119,9 +119,9 @@ def _size_differs(found: int, expected: int) -> str:
     return f"file is {found} bytes instead of {expected}"
 
 
-def _sha256(file: BinaryIO) -> str:
+def _sha256(file: FileIO) -> str:
     file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _make_private(descriptor: int) -> None:

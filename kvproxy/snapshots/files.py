@@ -47,7 +47,8 @@ class SnapshotFiles(Protocol):
         ...
 
     async def orphans(self, known: Collection[SnapshotName]) -> tuple[SnapshotName, ...]:
-        """Files with a name of ours that is not `known`. A save in flight must be among the known."""
+        """Files with a name of ours that is not `known`. A save in flight must be among the known, and
+        whoever deletes one looks again first: it may have been published since."""
         ...
 
     async def free_bytes(self) -> int | None:
@@ -107,8 +108,9 @@ class SharedDirectory:
         return is_ours(name) and await asyncio.to_thread(_delete, self.path / name)
 
     async def orphans(self, known: Collection[SnapshotName]) -> tuple[SnapshotName, ...]:
+        named = frozenset(known)
         found = await asyncio.to_thread(_list_ours, self.path)
-        return tuple(name for name in found if name not in known)
+        return tuple(name for name in found if name not in named)
 
     async def free_bytes(self) -> int | None:
         return await asyncio.to_thread(_free_bytes, self.path)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.FileIO:
     """The file, unbuffered, for reading. Blocks.
 
     OSError if it is absent, a link or not a regular file: a link could lead anywhere, and opening a pipe

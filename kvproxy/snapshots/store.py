@@ -216,7 +216,7 @@ class SnapshotStore:
     ) -> StoreFailure | None:
         # In order: a mark whose caller was cancelled must not land after it was cleared.
         async with self._writing.setdefault(name, asyncio.Lock()):
-            return self._settle(await asyncio.to_thread(write, name))
+            return await self._on_disk(write, name)
 
     async def _publish(self, publication: Publication) -> Published | StoreFailure:
         async with self._writing_of(publication.key, publication.fingerprint):
@@ -289,10 +289,10 @@ class SnapshotStore:
 
     async def _write(self, manifest: Manifest) -> StoreFailure | None:
         self._touched.pop(file_name(manifest), None)
-        reason = await asyncio.to_thread(self._directory.write, manifest)
-        if reason is None:
+        failure = await self._on_disk(self._directory.write, manifest)
+        if failure is None:
             self._index.put(self._with_latest_use(manifest))
-        return self._settle(reason)
+        return failure
 
     def _with_latest_use(self, manifest: Manifest) -> Manifest:
         # A touch may have come while the thread wrote.
@@ -302,21 +302,28 @@ class SnapshotStore:
         return manifest.model_copy(update={"last_used_at": touched.last_used_at})
 
     async def _remove(self, manifest: Manifest) -> StoreFailure | None:
-        reason = await asyncio.to_thread(self._directory.remove, manifest)
-        if reason is None:
+        failure = await self._on_disk(self._directory.remove, manifest)
+        if failure is None:
             self._index.remove(manifest)
             self._touched.pop(file_name(manifest), None)
-        return self._settle(reason)
+        return failure
 
-    def _settle(self, reason: str | None) -> StoreFailure | None:
-        """Warn once per streak of failures: a full disk fails with every turn."""
+    async def _on_disk(self, work: Callable[[T], str | None], subject: T) -> StoreFailure | None:
+        if self._lock is None:
+            # Another process may own the directory by now.
+            return StoreFailure("the store is not open")
+        reason = await asyncio.to_thread(work, subject)
         if reason is None:
             self._is_failing = False
             return None
+        self._warn(reason)
+        return StoreFailure(reason)
+
+    def _warn(self, reason: str) -> None:
+        # Once per streak of failures: a full disk fails with every turn.
         if not self._is_failing:
             self._is_failing = True
             self._emit(Warned(f"{reason}; conversations go on, snapshots may be lost", ErrorCode.METADATA_IO))
-        return StoreFailure(reason)
 
     def _tell_totals(self) -> None:
         totals = self._index.totals()
