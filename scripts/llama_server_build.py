@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -32,17 +33,19 @@ OPTIONS = {
     "LLAMA_BUILD_NUMBER": BUILD.removeprefix("b"),
     "LLAMA_BUILD_COMMIT": BUILD,
 }
+VERSION_SECONDS = 60.0  # a build for GPUs looks for them first
 _STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
 
 def version_of(server: Path) -> str | None:
     """What the program says of itself, or None if it is no llama-server that runs here."""
+    command = [str(server), "--version"]
     try:
-        ended = child.run([str(server), "--version"])
-    except OSError:  # missing, not executable, or for another machine
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=VERSION_SECONDS)
+    except (OSError, subprocess.SubprocessError):  # missing, for another machine, crashing, hanging
         return None
-    version = re.search(r"^version: (.+)$", ended.tail, re.MULTILINE)
-    return version[1] if version and ended.code == 0 else None
+    version = re.search(r"^version: (.+)$", said.stdout + said.stderr, re.MULTILINE)
+    return version[1] if version else None
 
 
 def installed() -> Path:

@@ -121,3 +121,11 @@ def test_the_run_after_a_killed_one_starts_clean() -> None:
     (leftover / "build").mkdir(parents=True)
     llama_server_build.build()
     assert in_the_cache() == ["llama-server-b11434"]
+
+
+@pytest.mark.parametrize("script", [f"{SERVER}; exit 1", "echo hello", "exec /bin/sleep 60"])
+def test_a_program_that_fails_or_hangs_or_is_something_else_has_no_version(
+    script: str, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_server_build, "VERSION_SECONDS", 0.5)
+    assert llama_server_build.version_of(program("llama-server", script)) is None
