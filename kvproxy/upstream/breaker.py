@@ -9,6 +9,7 @@ result counts only while that one lasts: a save that began before the trip says 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -86,7 +87,7 @@ class Breaker:
     def withdraw(self, generation: Generation, now: float) -> None:
         """The attempt ended without a verdict: the place of the probe is free again."""
         if generation == self._generation and self._state is BreakerState.HALF_OPEN:
-            self._since = now - self._opened_for
+            self._since = -math.inf
 
     def record_success(self, generation: Generation, now: float) -> Recovered | None:
         if generation != self._generation:

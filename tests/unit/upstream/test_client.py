@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from kvproxy.identifiers import SlotId, SnapshotName
+from kvproxy.upstream import client as client_module
+from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.replies import (
+    ActionFailure,
+    Erased,
+    Fault,
+    Obstacle,
+    Props,
+    Restored,
+    Saved,
+    SlotInfo,
+    Unavailable,
+)
+from tests.support.raw_http import HOLD, RawRequest, RawServer, reply
+
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+INVALID_NAME = {"error": {"code": 400, "message": "Invalid filename", "type": "invalid_request_error"}}
+SAVED = {"id_slot": 1, "filename": "n", "n_saved": 24, "n_written": 12824, "timings": {"save_ms": 2}}
+SLOT, NAME = SlotId(1), SnapshotName("n")
+
+Connect = Callable[..., LlamaServer]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RawServer]:
+    async with RawServer(lambda _: HOLD) as raw:
+        yield raw
+
+
+@pytest.fixture
+async def connect(server: RawServer) -> AsyncIterator[Connect]:
+    made: list[LlamaServer] = []
+
+    def to_server(api_key: str | None = None, **more: Any) -> LlamaServer:
+        made.append(LlamaServer(server.url, api_key, connect_timeout_seconds=2.0, **more))
+        return made[-1]
+
+    yield to_server
+    for llama in made:
+        await llama.close()
+
+
+def always(status: int, body: object, *headers: str) -> Callable[[RawRequest], bytes]:
+    return lambda _: reply(status, body, *headers)
+
+
+async def next_request(server: RawServer) -> RawRequest:
+    return await asyncio.wait_for(server.arrived.get(), 5)
+
+
+async def test_props_are_asked_and_read(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {"total_slots": 3})
+    props = await connect().props()
+    assert isinstance(props, Props)
+    assert props.total_slots == 3
+    assert server.requests[0].line == "GET /props HTTP/1.1"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason", "message"),
+    [
+        (503, LOADING, Obstacle.LOADING, "Loading model"),
+        (503, b"<html>", Obstacle.UNREACHABLE, "<html>"),
+        (502, b"", Obstacle.UNREACHABLE, "HTTP 502"),
+        (401, {"error": {"message": "Invalid API Key"}}, Obstacle.UNAUTHORIZED, "Invalid API Key"),
+        (403, b"no\x1b", Obstacle.UNAUTHORIZED, "no"),
+        (404, b"", Obstacle.NOT_LLAMA_SERVER, "HTTP 404"),
+        (302, b"", Obstacle.NOT_LLAMA_SERVER, "HTTP 302"),
+        (501, {"error": "--slots"}, Obstacle.UNSUPPORTED, "--slots"),
+        (200, b"hello", Obstacle.NOT_LLAMA_SERVER, "the answer to /props is not llama-server's"),
+        (200, {"object": "list"}, Obstacle.NOT_LLAMA_SERVER, "the answer to /props is not llama-server's"),
+    ],
+)
+async def test_why_there_are_no_props_is_told(
+    server: RawServer, connect: Connect, status: int, body: object, reason: Obstacle, message: str
+) -> None:
+    server.answer = always(status, body)
+    assert await connect().props() == Unavailable(reason, message)
+
+
+async def test_a_server_that_does_not_answer_in_time_is_unreachable(connect: Connect) -> None:
+    assert await connect().props(0.02) == Unavailable(Obstacle.UNREACHABLE, "no answer within 0.02 s")
+
+
+async def test_a_refused_connection_is_unreachable(server: RawServer, connect: Connect) -> None:
+    await server.refuse()
+    props = await connect().props()
+    assert isinstance(props, Unavailable)
+    assert props.reason is Obstacle.UNREACHABLE
+
+
+async def test_an_answer_cut_short_is_unreachable(server: RawServer, connect: Connect) -> None:
+    server.answer = lambda _: b"HTTP/1.1 200 X\r\nContent-Length: 99\r\nConnection: close\r\n\r\n{"
+    props = await connect().props()
+    assert isinstance(props, Unavailable)
+    assert props.reason is Obstacle.UNREACHABLE
+
+
+async def test_an_endless_answer_is_cut_off(
+    server: RawServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_REPLY_BYTES", 1000)
+    server.answer = lambda _: b"HTTP/1.1 200 X\r\nContent-Length: 999999\r\n\r\n" + b"[" * 2000
+    props = await connect().props()
+    assert isinstance(props, Unavailable)
+    assert props.reason is Obstacle.NOT_LLAMA_SERVER
+
+
+async def test_slots_are_asked_and_read(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, [{"id": 0, "is_processing": False}])
+    assert await connect().slots() == (SlotInfo(SlotId(0), False, None, None, 0),)
+    assert server.requests[0].line == "GET /slots HTTP/1.1"
+
+
+async def test_slots_that_are_no_list_are_not_llama_servers(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {})
+    slots = await connect().slots()
+    assert isinstance(slots, Unavailable)
+    assert slots.reason is Obstacle.NOT_LLAMA_SERVER
+
+
+async def test_slots_switched_off_pass_the_servers_advice_on(server: RawServer, connect: Connect) -> None:
+    server.answer = always(501, {"error": {"message": "Start it with `--slots`"}})
+    assert await connect().slots() == Unavailable(Obstacle.UNSUPPORTED, "Start it with `--slots`")
+
+
+async def test_model_meta_is_read_and_empty_when_it_cannot_be_had(
+    server: RawServer, connect: Connect
+) -> None:
+    server.answer = always(200, {"data": [{"meta": {"n_vocab": 288}}]})
+    assert await connect().model_meta() == {"n_vocab": 288}
+    server.answer = always(503, LOADING)
+    assert await connect().model_meta() == {}
+
+
+async def test_actions_are_supported_where_a_bad_name_is_refused(server: RawServer, connect: Connect) -> None:
+    server.answer = always(400, INVALID_NAME)
+    assert await connect().actions_supported() is None
+    assert server.requests[0].line == "POST /slots/0?action=save HTTP/1.1"
+    assert server.requests[0].body == b'{"filename":"/"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"),
+    [
+        (200, Fault.FAILED),
+        (401, Fault.UNAUTHORIZED),
+        (403, Fault.UNAUTHORIZED),
+        (404, Fault.UNSUPPORTED),
+        (501, Fault.UNSUPPORTED),
+        (503, Fault.UNREACHABLE),
+        (500, Fault.FAILED),
+    ],
+)
+async def test_why_actions_are_not_supported_is_told(
+    server: RawServer, connect: Connect, status: int, fault: Fault
+) -> None:
+    server.answer = always(status, {"error": {"message": "why"}})
+    assert await connect().actions_supported() == ActionFailure(fault, "why", status)
+
+
+async def test_a_save_names_slot_and_file_and_gives_the_counts(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, SAVED)
+    assert await connect().start_save(SLOT, NAME).fate() == Saved(24, 12824, 0.002)
+    assert server.requests[0].line == "POST /slots/1?action=save HTTP/1.1"
+    assert server.requests[0].body == b'{"filename":"n"}'
+
+
+async def test_a_restore_gives_the_counts(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {"id_slot": 1, "n_restored": 24, "n_read": 12824})
+    assert await connect().start_restore(SLOT, NAME).wait(5) == Restored(24, 12824, None)
+    assert server.requests[0].line == "POST /slots/1?action=restore HTTP/1.1"
+
+
+async def test_an_erase_gives_the_count(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {"id_slot": 1, "n_erased": 24})
+    assert await connect().start_erase(SLOT).wait(5) == Erased(24)
+    assert server.requests[0].line == "POST /slots/1?action=erase HTTP/1.1"
+
+
+@pytest.mark.parametrize(
+    "body", [b"ok", {}, {"id_slot": 1}, SAVED | {"id_slot": 0}, SAVED | {"n_saved": None}, {"n_saved": 1}]
+)
+async def test_a_save_answered_with_something_else_failed(
+    server: RawServer, connect: Connect, body: object
+) -> None:
+    server.answer = always(200, body)
+    outcome = await connect().start_save(SLOT, NAME).fate()
+    assert isinstance(outcome, ActionFailure)
+    assert outcome.fault is Fault.FAILED
+
+
+async def test_a_refused_restore_carries_the_servers_words(server: RawServer, connect: Connect) -> None:
+    server.answer = always(400, {"error": {"message": "Unable to restore slot: x"}})
+    outcome = await connect().start_restore(SLOT, NAME).fate()
+    assert outcome == ActionFailure(Fault.REFUSED, "Unable to restore slot: x", 400)
+
+
+async def test_an_action_goes_on_after_the_wait_for_it_ended(server: RawServer, connect: Connect) -> None:
+    may_answer = asyncio.Event()
+
+    async def late(_: RawRequest) -> bytes:
+        await may_answer.wait()
+        return reply(200, SAVED)
+
+    server.answer = late
+    action = connect().start_save(SLOT, NAME)
+    assert await action.wait(0.01) == ActionFailure(Fault.TIMED_OUT, "no answer within 0.01 s")
+    assert not action.done
+    await next_request(server)
+    may_answer.set()
+    assert await action.fate() == Saved(24, 12824, 0.002)
+    assert action.done
+
+
+async def test_an_action_goes_on_when_the_one_who_waits_is_cancelled(
+    server: RawServer, connect: Connect
+) -> None:
+    action = connect().start_save(SLOT, NAME)
+    waiting = asyncio.get_running_loop().create_task(action.wait(60))
+    await next_request(server)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    assert not action.done
+
+
+async def test_an_action_without_end_is_given_up_at_the_cap_and_hung_up(
+    server: RawServer, connect: Connect
+) -> None:
+    action = connect(action_cap_seconds=0.05).start_save(SLOT, NAME)
+    assert await action.fate() == ActionFailure(Fault.TIMED_OUT, "no answer within 0.05 s")
+    assert await asyncio.wait_for(server.ended.get(), 5) == 0
+
+
+async def test_a_server_that_dies_during_an_action_is_unreachable(
+    server: RawServer, connect: Connect
+) -> None:
+    action = connect().start_save(SLOT, NAME)
+    await next_request(server)
+    server.drop()
+    outcome = await action.fate()
+    assert isinstance(outcome, ActionFailure)
+    assert outcome.fault is Fault.UNREACHABLE
+
+
+async def test_close_hangs_up_every_action_and_says_its_fate_is_unknown(
+    server: RawServer, connect: Connect
+) -> None:
+    llama = connect()
+    actions = [llama.start_save(SLOT, NAME), llama.start_save(SLOT, NAME)]
+    for _ in actions:
+        await next_request(server)
+    await llama.close()
+    assert {(await action.fate()) for action in actions} == {
+        ActionFailure(Fault.TIMED_OUT, "the management client was closed")
+    }
+    assert sorted([await server.ended.get(), await server.ended.get()]) == [0, 1]
+
+
+async def test_a_bug_in_an_action_is_told_to_the_owner_and_to_the_one_who_waits(
+    server: RawServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError
+
+    deaths: list[str] = []
+    monkeypatch.setattr(client_module.replies, "parse_saved", broken)
+    server.answer = always(200, SAVED)
+    action = connect(on_failure=lambda name, _: deaths.append(name)).start_save(SLOT, NAME)
+    with pytest.raises(ZeroDivisionError):
+        await action.fate()
+    assert deaths == ["save slot 1"]
+
+
+async def test_each_call_has_a_connection_of_its_own_and_ends_it(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {"total_slots": 3})
+    llama = connect()
+    await llama.props()
+    await llama.props()
+    assert [request.connection for request in server.requests] == [0, 1]
+    assert b"Connection: close" in server.requests[0].head
+
+
+async def test_the_key_is_sent_and_does_not_follow_a_redirect(server: RawServer, connect: Connect) -> None:
+    async with RawServer(always(200, {"total_slots": 1})) as elsewhere:
+        server.answer = always(307, b"", f"Location: {elsewhere.url}/props")
+        await connect("secret").props()
+        assert b"Authorization: Bearer secret\r\n" in server.requests[0].head
+        assert elsewhere.requests == []
+
+
+async def test_cookies_are_not_kept(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {"total_slots": 1}, "Set-Cookie: a=b")
+    llama = connect()
+    await llama.props()
+    await llama.props()
+    assert b"cookie" not in server.requests[1].head.lower()
+
+
+async def test_a_proxy_named_in_the_environment_is_not_used(
+    server: RawServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    server.answer = always(200, {"total_slots": 1})
+    assert isinstance(await connect().props(), Props)
+
+
+async def test_a_path_in_the_base_url_is_kept(server: RawServer) -> None:
+    server.answer = always(200, {"total_slots": 1})
+    llama = LlamaServer(server.url + "/llama/", None, connect_timeout_seconds=2.0)
+    await llama.props()
+    await llama.close()
+    assert server.requests[0].line == "GET /llama/props HTTP/1.1"
