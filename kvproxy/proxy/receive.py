@@ -1,0 +1,67 @@
+"""The request body: read once, whole, within the limit, and understood where it can be."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from aiohttp import HttpVersion11, web
+
+from kvproxy.errors import ErrorCode, ReplyError
+from kvproxy.proxy.rewrite import BOM
+
+THREAD_BYTES = 1 << 20
+"""Below this parsing takes about a millisecond, less than handing it to a thread and back is worth."""
+
+
+async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
+    """The body as it was sent, still encoded. Raises ReplyError (413) as soon as it must be too large."""
+    if (request.content_length or 0) > max_bytes:
+        raise _too_large(max_bytes)
+    await _invite(request)
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := await request.content.readany():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _invite(request: web.BaseRequest) -> None:
+    """Answer `Expect: 100-continue`, which is only done for a body that will be read."""
+    expects = request.headers.get("Expect", "").strip().lower() == "100-continue"
+    if expects and request.version >= HttpVersion11 and not request.content.is_eof():
+        transport = request.transport
+        if transport is not None:
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _too_large(max_bytes: int) -> ReplyError:
+    message = f"the request body is larger than {max_bytes} bytes"
+    return ReplyError(ErrorCode.BODY_TOO_LARGE, message, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE.value)
+
+
+async def parse_object(body: bytes, content_encoding: str | None = None) -> dict[str, Any] | None:
+    """The body as JSON, or None if it is encoded, no JSON, or no object. Never raises.
+
+    A large body is parsed in a thread. The parser holds the interpreter's lock, so other streams still
+    wait for it; what they are spared is the garbage and the turn of the loop around it.
+    """
+    if content_encoding not in (None, "", "identity"):
+        return None
+    if len(body) > THREAD_BYTES:
+        return await asyncio.to_thread(_parse, body)
+    return _parse(body)
+
+
+def _parse(body: bytes) -> dict[str, Any] | None:
+    view = memoryview(body)[len(BOM) :] if body.startswith(BOM) else body
+    try:
+        document = orjson.loads(view)
+    except orjson.JSONDecodeError:
+        return None
+    return document if isinstance(document, dict) else None
