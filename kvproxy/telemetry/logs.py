@@ -1,0 +1,130 @@
+"""The log on stderr: one line for each event, as text or JSON.
+
+Lines are handed to a thread, because a terminal or a pipe that nobody reads blocks its writer, and the
+writer would be the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from queue import SimpleQueue
+from threading import Thread
+from typing import Literal, TextIO
+
+from kvproxy.telemetry.events import Event
+from kvproxy.telemetry.lines import Line, line_of
+
+_MAX_WAITING = 10_000
+_LAST_LINES_SECONDS = 2.0
+
+_logger = logging.getLogger("kvproxy")
+
+
+def log_event(event: Event) -> None:
+    """The listener. Builds no line that would not be written."""
+    line = line_of(event)
+    if _logger.isEnabledFor(line.level):
+        _logger.log(line.level, line.name, exc_info=line.error, extra={"line": line})
+
+
+class Logging:
+    """The process's log from construction to `close`, also for what libraries log (warnings and worse)."""
+
+    def __init__(
+        self,
+        level: Literal["debug", "info", "warning", "error"] = "info",
+        style: Literal["text", "json"] = "text",
+        stream: TextIO | None = None,
+    ) -> None:
+        target = logging.StreamHandler(stream or sys.stderr)
+        target.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+        self._handler = _Handover(target)
+        _logger.setLevel(level.upper())
+        root = logging.getLogger()
+        root.setLevel(max(logging.WARNING, _logger.level))
+        root.addHandler(self._handler)
+
+    def close(self) -> None:
+        """Write what waits, for two seconds at most: after the event loop, which it would hold."""
+        logging.getLogger().removeHandler(self._handler)
+        self._handler.close()
+
+
+class _Handover(logging.Handler):
+    """Puts records into a bounded line before the writing thread; beyond that they are counted, not kept."""
+
+    def __init__(self, target: logging.Handler) -> None:
+        super().__init__()
+        self._target = target
+        self._waiting: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
+        self._dropped = 0
+        self._thread = Thread(target=self._write, name="kvproxy-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._waiting.qsize() >= _MAX_WAITING:
+            self._dropped += 1
+            return
+        if self._dropped:
+            self._waiting.put(_dropped_record(self._dropped))
+            self._dropped = 0
+        self._waiting.put(record)
+
+    def close(self) -> None:
+        self._waiting.put(None)
+        self._thread.join(_LAST_LINES_SECONDS)
+        super().close()
+
+    def _write(self) -> None:
+        while (record := self._waiting.get()) is not None:
+            self._target.handle(record)
+
+
+def _dropped_record(count: int) -> logging.LogRecord:
+    message = f"{count} log lines were dropped: stderr is not read fast enough"
+    return logging.LogRecord("kvproxy", logging.WARNING, "", 0, message, None, None)
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z info kv.request.done session=… slot=0 …`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: Line | None = getattr(record, "line", None)
+        words = [_time(record), record.levelname.lower()]
+        if line is None:
+            words += [record.name, _word(record.getMessage())]
+        else:
+            words += [line.name, *(f"{k}={_word(v)}" for k, v in line.fields.items() if v is not None)]
+        text = " ".join(words)
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(logging.Formatter):
+    """The same, one JSON object a line, with `ts`, `level` and `event` first."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: Line | None = getattr(record, "line", None)
+        said: dict[str, object] = {"ts": _time(record), "level": record.levelname.lower()}
+        if line is None:
+            said |= {"event": "kv.log", "logger": record.name, "message": record.getMessage()}
+        else:
+            said |= {"event": line.name, **{k: v for k, v in line.fields.items() if v is not None}}
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def _word(value: object) -> str:
+    """Quoted if a reader could take it for more than one word, or for more than one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    plain = text.isprintable() and text and not any(c in text for c in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=False)
