@@ -6,6 +6,7 @@ KvproxyError
 ├── ReplyError        answered to the client by us, with a code, a status and perhaps Retry-After
 │   ├── CapacityError     429/503, ours: queue full, waited too long, draining
 │   └── UpstreamError     502/503, theirs: unreachable, broke off before it answered
+├── NotPinned         inside only: the server is no longer one whose slots we choose
 └── InvariantError    a bug: illegal transition, lease released twice
 
 Trouble with snapshots is no error: it is an outcome, and the request goes on cold.
@@ -85,6 +86,10 @@ class UpstreamError(ReplyError):
         super().__init__(
             ErrorCode.BACKEND_UNAVAILABLE, message, status=status, retry_after_seconds=retry_after_seconds
         )
+
+
+class NotPinned(KvproxyError):
+    """Requests to this server are no longer pinned: whoever waits for a slot goes on without one."""
 
 
 class InvariantError(KvproxyError):

@@ -47,6 +47,10 @@ class Attempt(Generic[T]):
     era: Generation | None = None
 
     @property
+    def succeeded(self) -> bool:
+        return not isinstance(self.result, ActionFailure | NotStarted)
+
+    @property
     def timed_out(self) -> bool:
         """The call was made and may still run."""
         return isinstance(self.result, ActionFailure) and self.result.fault is Fault.TIMED_OUT

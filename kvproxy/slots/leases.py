@@ -26,7 +26,7 @@ from enum import StrEnum
 from itertools import count
 
 from kvproxy.clock import Clock
-from kvproxy.errors import CapacityError, ErrorCode, InvariantError, ReplyError
+from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, ReplyError
 from kvproxy.identifiers import Epoch, SessionKey, SlotId
 from kvproxy.slots.placement import Placement, place
 from kvproxy.slots.slot import SlotView
@@ -115,11 +115,13 @@ class LeaseDesk:
         self._strays = 0
         self._suspended = True
         self._out: set[int] = set()
+        self._returned = asyncio.Event()
 
     # -- asking ------------------------------------------------------------------------------------------
 
     async def acquire(self, want: Want) -> Lease:
-        """Wait for a lease. Raises CapacityError (line full, waited too long) or what `refuse` was given."""
+        """Wait for a lease. Raises CapacityError (line full, waited too long), NotPinned, or what `refuse`
+        was given."""
         if len(self._line) >= self._max_waiting:
             raise CapacityError(ErrorCode.QUEUE_FULL, "too many requests wait for a slot", status=429)
         waiter = _Waiter(want, asyncio.get_running_loop().create_future(), self._clock.now())
@@ -170,7 +172,18 @@ class LeaseDesk:
         self._suspended = False
         self._pump()
 
-    def refuse(self, error: ReplyError) -> None:
+    def stop_pinning(self) -> None:
+        """Grant nothing more; whoever waits is told to go on without a slot."""
+        self._suspended = True
+        self.refuse(NotPinned("requests are no longer pinned"))
+
+    async def until_all_returned(self) -> None:
+        """Wait until no lease of this epoch is out. Only sensible while nothing is granted."""
+        while self._out:
+            await self._returned.wait()
+            self._returned.clear()
+
+    def refuse(self, error: ReplyError | NotPinned) -> None:
         """Send everybody in the line away with `error`."""
         waiters, self._line = self._line, deque()
         for waiter in waiters:
@@ -181,6 +194,7 @@ class LeaseDesk:
         """The leases of before are void; with them goes a gate one of them had closed."""
         self._gate = None
         self._out.clear()
+        self._returned.set()
 
     def stray_began(self) -> None:
         """A request is on its way without a lease, to a server that was not ready for one."""
@@ -208,6 +222,7 @@ class LeaseDesk:
         if not lease.is_void:
             self.table.let_go(lease.slots, lease.id)
             self._out.discard(lease.id)
+            self._returned.set()
         self._open_gate(lease)
         self._served()
 

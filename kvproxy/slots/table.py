@@ -117,6 +117,14 @@ class SlotTable:
         held.occupancy, held.is_blank = occupancy, False
         return True
 
+    def take(self, slot: SlotId, epoch: Epoch) -> bool:
+        """An unpinned request was seen in `slot`: whoever lived there does no more."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        if held.state is SlotState.RESIDENT:
+            self._move(held, SlotEvent.LOST)
+        return self.serve(slot, epoch, None)
+
     def served(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None) -> bool:
         """The request in `slot` ended; None where what it left is nobody's."""
         if (held := self._current(slot, epoch)) is None:

@@ -12,6 +12,7 @@ VOLATILE_ADVICE = (
     "the server clears idle slots whenever another one starts (unified KV with idle clearing, the default): "
     "start llama-server with an explicit -np N, or with --no-cache-idle-slots, or with --cache-ram 0"
 )
+NO_SLOTS_ADVICE = "GET /slots is switched off: start llama-server without --no-slots"
 SAVE_PATH_ADVICE = "start llama-server with --slot-save-path DIR"
 KEY_ADVICE = "the server wants an API key for slot actions: set upstreams[].api_key"
 
@@ -59,6 +60,9 @@ class Facts:
     fingerprint: Fingerprint | None = None
     persistence: Persistence = field(default_factory=lambda: Persistence(PersistenceMode.UNKNOWN))
     is_volatile: bool = False
+    pins: bool = True
+    """Whether requests are pinned to slots of our choice. Where the server clears slots behind our back, or
+    does not let us see them, it chooses better than we could, and requests pass through as they are."""
 
     @property
     def model(self) -> str:

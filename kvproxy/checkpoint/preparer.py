@@ -1,0 +1,147 @@
+"""Makes a slot ready for a request: save who lives there, bring back who is to, or leave it blank.
+
+    resident                                         nothing
+    somebody else lives there    save them (switch), then
+        the session is stored    restore
+        it is not                erase: what is left of another conversation is nobody's
+
+Runs in a task of the house. A client that leaves meanwhile does not tear a save or a restore apart.
+"""
+
+from __future__ import annotations
+
+from kvproxy.checkpoint.checkpointer import Checkpointer
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, RestoreOutcome, Trigger
+from kvproxy.checkpoint.parts import Parts
+from kvproxy.checkpoint.restorer import Restoration, Restorer
+from kvproxy.errors import ErrorCode, ReplyError
+from kvproxy.identifiers import SlotId, short
+from kvproxy.sessions.session import Session
+from kvproxy.slots.leases import Lease
+from kvproxy.slots.state import SlotState
+from kvproxy.telemetry.events import SessionCold, SessionSwitched
+
+ERASE_SECONDS = 5.0
+
+_REASONS = {
+    RestoreOutcome.FINGERPRINT_MISMATCH: Reason.FINGERPRINT_MISMATCH,
+    RestoreOutcome.SNAPSHOT_INVALID: Reason.SNAPSHOT_INVALID,
+    RestoreOutcome.DOES_NOT_FIT: Reason.NOT_WORTH_IT,
+    RestoreOutcome.BREAKER_OPEN: Reason.BREAKER_OPEN,
+    RestoreOutcome.OFF: Reason.PERSISTENCE_OFF,
+}
+
+
+class Preparer:
+    def __init__(
+        self,
+        parts: Parts,
+        checkpointer: Checkpointer,
+        restorer: Restorer,
+        *,
+        on_switch: bool,
+        is_strict: bool,
+    ) -> None:
+        self._p = parts
+        self._checkpointer = checkpointer
+        self._restorer = restorer
+        self._on_switch = on_switch
+        self._is_strict = is_strict
+
+    def at_once(self, lease: Lease, session: Session | None) -> Preparation | None:
+        """The preparation of a slot that is ready as it is; None if there is something to do."""
+        if session is None:
+            return None
+        view = self._p.table.view(lease.slot)
+        return Preparation(Outcome.RESIDENT) if view.occupant == session.key else None
+
+    async def prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
+        """Make the slot of `lease` ready for `session` (None: for a request that owns nothing)."""
+        had_occupant = self._p.table.view(lease.slot).occupancy is not None
+        if had_occupant and (refusal := await self.vacate(lease, lease.slot, session)) is not None:
+            return refusal
+        if session is None or lease.is_fork:
+            await self._blank(lease, had_occupant)
+            return self._cold(lease, session, Reason.SESSION_BUSY if lease.is_fork else Reason.NO_SNAPSHOT)
+        return await self._bring_back(lease, session, had_occupant)
+
+    async def vacate(self, lease: Lease, slot: SlotId, newcomer: Session | None) -> ReplyError | None:
+        """End the stay of whoever lives in `slot`, saved first."""
+        occupant = self._p.table.view(slot).occupant
+        if occupant is None:
+            return None
+        refusal = await self.secure(lease, slot)
+        if refusal is not None:
+            return refusal
+        if not lease.is_void and self._p.table.view(slot).state is SlotState.RESIDENT:
+            self._p.table.lose(slot, lease.epoch)
+        name = None if newcomer is None else short(newcomer.key)
+        self._p.emit(SessionSwitched(self._p.server, slot, short(occupant), name))
+        return None
+
+    async def secure(self, lease: Lease, slot: SlotId) -> ReplyError | None:
+        """Save whoever lives in `slot`, if that is wanted. A refusal only in strict mode."""
+        if not self._on_switch:
+            return None
+        result = await self._checkpointer.save(slot, lease.epoch, Trigger.SWITCH)
+        if self._is_strict and result.outcome.is_failure:
+            return ReplyError(
+                ErrorCode.SAVE_FAILED,
+                f"the conversation in slot {slot} could not be saved: {result.detail}",
+                status=503,
+                retry_after_seconds=5,
+            )
+        return None
+
+    async def _bring_back(
+        self, lease: Lease, session: Session, had_occupant: bool
+    ) -> Preparation | ReplyError:
+        if lease.is_void or self._p.table.view(lease.slot).state is not SlotState.IDLE:
+            return self._cold(lease, session, Reason.RESTORE_FAILED)
+        result = await self._restorer.restore(lease.slot, lease.epoch, session.key, session.revision)
+        if result.outcome is RestoreOutcome.RESTORED:
+            return Preparation(Outcome.RESTORED, restored_tokens=result.tokens)
+        if self._is_strict and result.outcome.is_failure:
+            return ReplyError(
+                ErrorCode.RESTORE_FAILED,
+                f"the conversation could not be restored: {result.detail}",
+                status=503,
+                retry_after_seconds=5,
+            )
+        await self._blank(lease, had_occupant)
+        return self._cold(lease, session, _reason(session, result))
+
+    async def _blank(self, lease: Lease, had_occupant: bool) -> None:
+        """Erase what is left of another conversation. A slot that keeps it only answers the same later."""
+        if not had_occupant or lease.is_void or not self._p.standing.facts.persistence.is_on:
+            return
+        view = self._p.table.view(lease.slot)
+        if view.is_blank or view.state is not SlotState.IDLE:
+            return
+        attempt = await self._p.actions.run(
+            lambda: self._p.client.start_erase(view.id), ERASE_SECONDS, lambda _: self._late(lease)
+        )
+        self._p.actions.judge(attempt, well=None)
+        if attempt.timed_out:
+            self._p.table.doubt(view.id, lease.epoch)
+        elif attempt.succeeded:
+            self._p.table.lose(view.id, lease.epoch, is_blank=True)
+
+    def _late(self, lease: Lease) -> None:
+        self._p.table.fate_known(lease.slot, lease.epoch)
+        self._p.slots_changed()
+
+    def _cold(self, lease: Lease, session: Session | None, reason: Reason) -> Preparation:
+        if session is not None:
+            self._p.emit(SessionCold(self._p.server, lease.slot, short(session.key), reason))
+        return Preparation(Outcome.COLD, reason)
+
+
+def _reason(session: Session, result: Restoration) -> Reason:
+    if session.requests <= 1 and result.outcome in (RestoreOutcome.NO_SNAPSHOT, RestoreOutcome.OFF):
+        return Reason.NEW_SESSION
+    if result.outcome is RestoreOutcome.NO_SNAPSHOT:
+        if session.lost_to_restart:
+            return Reason.SERVER_RESTARTED
+        return Reason.EVICTED if session.was_resident else Reason.NO_SNAPSHOT
+    return _REASONS.get(result.outcome, Reason.RESTORE_FAILED)

@@ -1,0 +1,114 @@
+"""The background checkpointer: goes round the slots and saves what is due, flushes all on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from kvproxy.checkpoint.checkpointer import Checkpoint, Checkpointer
+from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
+from kvproxy.checkpoint.policy import CheckpointPolicy, next_due
+from kvproxy.clock import Clock
+from kvproxy.identifiers import SessionKey, SlotId
+from kvproxy.slots.leases import LeaseDesk
+from kvproxy.slots.state import SlotState
+from kvproxy.slots.table import SlotTable
+
+ROUND_SECONDS = 1.0
+"""How often the clock alone may make a slot due; a slot that comes free is looked at once."""
+
+FLUSH_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a flush did: how many were saved, and how many dirty ones could not be."""
+
+    saved: int = 0
+    failed: int = 0
+
+
+class Rounds:
+    def __init__(
+        self,
+        table: SlotTable,
+        desk: LeaseDesk,
+        checkpointer: Checkpointer,
+        policy: CheckpointPolicy,
+        clock: Clock,
+    ) -> None:
+        self._table = table
+        self._desk = desk
+        self._checkpointer = checkpointer
+        self._policy = policy
+        self._clock = clock
+        self._freed = asyncio.Event()
+
+    def slot_freed(self) -> None:
+        """A slot came free, and nobody wanted it."""
+        self._freed.set()
+
+    async def run(self) -> None:
+        """Save what is due, for ever."""
+        while True:
+            await self.run_once()
+            try:
+                async with asyncio.timeout(ROUND_SECONDS):
+                    await self._freed.wait()
+            except TimeoutError:
+                pass
+            self._freed.clear()
+
+    async def run_once(self) -> None:
+        """One round. Each slot is looked at again when its turn comes: a save takes time."""
+        for due in next_due(self._table.views(), self._policy, self._clock.now()):
+            still = next_due(self._table.views(), self._policy, self._clock.now())
+            if any(other.slot == due.slot for other in still):
+                await self.save_slot(due.slot, due.trigger)
+
+    async def save_slot(self, slot: SlotId, trigger: Trigger) -> Checkpoint:
+        """Save one slot if it is free this moment; a save in flight is joined."""
+        if (joined := await self._checkpointer.joined(slot)) is not None:
+            return joined
+        lease = self._desk.try_checkpoint(slot)
+        if lease is None:
+            return Checkpoint(CheckpointOutcome.BUSY)
+        try:
+            return await self._checkpointer.save(slot, lease.epoch, trigger)
+        finally:
+            lease.release()
+
+    async def save_session(self, session: SessionKey, timeout_seconds: float) -> Checkpoint:
+        """Save a session where it lives, waiting for its request to end; CLEAN if it lives nowhere."""
+        until = self._clock.now() + timeout_seconds
+        result = Checkpoint(CheckpointOutcome.CLEAN)
+        while (view := self._table.slot_of(session)) is not None and view.is_dirty:
+            result = await self.save_slot(view.id, Trigger.MANUAL)
+            if result.outcome is not CheckpointOutcome.BUSY or self._clock.now() >= until:
+                return result
+            await asyncio.sleep(FLUSH_LOOK_SECONDS)
+        return result
+
+    async def flush(self, trigger: Trigger, timeout_seconds: float, *, wait_for_requests: bool) -> Flushed:
+        """Save every dirty slot within the time. `wait_for_requests`: also those that serve now."""
+        until = self._clock.now() + timeout_seconds
+        tried: set[tuple[SlotId, int]] = set()
+        saved = failed = 0
+        while self._clock.now() < until:
+            ready = [v for v in self._table.views() if v.is_dirty and _stay(v.id, v.occupancy) not in tried]
+            free = [v for v in ready if v.state is SlotState.RESIDENT and not v.is_leased]
+            for view in free:
+                result = await self.save_slot(view.id, trigger)
+                if result.outcome is CheckpointOutcome.BUSY:
+                    continue
+                tried.add(_stay(view.id, view.occupancy))
+                saved += result.outcome is CheckpointOutcome.PUBLISHED
+                failed += result.outcome.is_failure or result.outcome is CheckpointOutcome.BREAKER_OPEN
+            if not ready or not (free or wait_for_requests):
+                break
+            await asyncio.sleep(FLUSH_LOOK_SECONDS)
+        return Flushed(saved, failed)
+
+
+def _stay(slot: SlotId, occupancy: object) -> tuple[SlotId, int]:
+    return slot, getattr(occupancy, "revision", 0)

@@ -1,0 +1,153 @@
+"""Looks at `GET /slots` where only looking tells: is a dropped request over, and which slot did an unpinned
+one take. Never looks without a reason, and rarely: every answer of the server restarts the second of
+quiet after which it notices that a client has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvproxy.clock import Clock
+from kvproxy.identifiers import SlotId
+from kvproxy.slots.leases import Lease, LeaseDesk, Purpose
+from kvproxy.slots.settling import Settling
+from kvproxy.slots.table import SlotTable
+from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.replies import SlotInfo, Unavailable
+
+FIRST_LOOK_SECONDS = 0.1
+"""A dropped answer that was being generated is over in 50 ms."""
+
+QUIET_LOOK_SECONDS = 1.25
+"""Longer than the server's second of quiet."""
+
+LOCATE_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+@dataclass(slots=True)
+class Flight:
+    """An unpinned request under way. The exchange says how it ended, and `follow` acts on it."""
+
+    lease: Lease
+    before: Mapping[SlotId, int | None]
+    """The last task of each held slot before the request was sent."""
+    body_bytes: int
+    ended: asyncio.Event
+    was_dropped: bool = False
+    taken: tuple[SlotId, ...] = ()
+
+    def end(self, *, was_dropped: bool) -> None:
+        self.was_dropped = was_dropped
+        self.ended.set()
+
+
+class Probe:
+    """The looks at the slots of one server."""
+
+    def __init__(self, client: LlamaServer, table: SlotTable, desk: LeaseDesk, clock: Clock) -> None:
+        self._client = client
+        self._table = table
+        self._desk = desk
+        self._clock = clock
+        self._wanted = asyncio.Event()
+
+    # -- slots to be seen idle -------------------------------------------------------------------------------
+
+    def want(self) -> None:
+        """A slot waits to be seen idle."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Look as long as slots wait to be seen idle, for ever."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            await self._pause(FIRST_LOOK_SECONDS)
+            while self._table.unsettled:
+                await self._look_once()
+                if self._table.unsettled:
+                    await self._pause(QUIET_LOOK_SECONDS)
+
+    async def _look_once(self) -> None:
+        epoch = self._table.epoch
+        infos = await self._client.slots()
+        if not isinstance(infos, Unavailable) and epoch == self._table.epoch and self._table.seen(infos):
+            self._desk.changed()
+
+    async def _pause(self, seconds: float) -> None:
+        """Rest, but not past the moment when another slot is to be looked at."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wanted.wait()
+        except TimeoutError:
+            return
+        self._wanted.clear()
+        await asyncio.sleep(FIRST_LOOK_SECONDS)
+
+    # -- unpinned requests -----------------------------------------------------------------------------------
+
+    async def before_flight(self, lease: Lease, body_bytes: int) -> Flight:
+        """What the held slots ran last, to see later which of them the request took."""
+        infos = await self._client.slots()
+        tasks = {} if isinstance(infos, Unavailable) else {i.id: i.id_task for i in infos}
+        return Flight(lease, tasks, body_bytes, asyncio.Event())
+
+    async def follow(self, flight: Flight) -> None:
+        """See an unpinned request through: find its slots, let the others go, give its own back."""
+        try:
+            if flight.lease.want.purpose is Purpose.FLOATING:
+                await self._locate(flight)
+            await flight.ended.wait()
+            if not flight.taken and not await self._look_for(flight):
+                # Nobody can say where it ran: in any of them.
+                self._take(flight, flight.lease.slots)
+            self._conclude(flight)
+        finally:
+            flight.lease.release()
+            self.want()
+
+    async def _locate(self, flight: Flight) -> None:
+        delays = iter(LOCATE_SECONDS)
+        while not flight.taken and not flight.ended.is_set():
+            try:
+                async with asyncio.timeout(next(delays, LOCATE_SECONDS[-1])):
+                    await flight.ended.wait()
+            except TimeoutError:
+                await self._look_for(flight)
+                if flight.taken and len(flight.lease.slots) > len(flight.taken):
+                    flight.lease.narrow(flight.taken)
+
+    async def _look_for(self, flight: Flight) -> bool:
+        """Look for the slots it took; False if the server did not let us look."""
+        infos = await self._client.slots()
+        if isinstance(infos, Unavailable) or not flight.before:
+            return False
+        held = flight.lease.slots
+        self._take(flight, tuple(i.id for i in infos if i.id in held and _was_taken(i, flight.before)))
+        return True
+
+    def _take(self, flight: Flight, slots: tuple[SlotId, ...]) -> None:
+        flight.taken = slots
+        for slot in slots:
+            self._table.take(slot, flight.lease.epoch)
+
+    def _conclude(self, flight: Flight) -> None:
+        epoch = flight.lease.epoch
+        if flight.was_dropped and not flight.taken:
+            # It may still be launched, in any of the held slots.
+            for slot in flight.lease.slots:
+                self._table.take(slot, epoch)
+                self._table.broke_off(
+                    slot, epoch, Settling(slot, was_seen=False, body_bytes=flight.body_bytes)
+                )
+            return
+        for slot in flight.taken:
+            if flight.was_dropped:
+                self._table.broke_off(slot, epoch, Settling(slot, was_seen=True))
+            else:
+                self._table.served(slot, epoch, None)
+
+
+def _was_taken(info: SlotInfo, before: Mapping[SlotId, int | None]) -> bool:
+    return info.is_processing or info.id_task != before.get(info.id, info.id_task)

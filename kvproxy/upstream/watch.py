@@ -1,0 +1,258 @@
+"""Notices that the server is not what it was: another process, asleep, loading, gone.
+
+An *epoch* is one life of the server's slots. It ends when `/props` shows another process (a new marker), or
+the server slept (its slots are empty then, though the process is the same). Everything believed of slots
+dies with it. A break of the sentinel's connection proves nothing by itself, so grants stop until `/props`
+was asked; where the build has no marker that tells lives apart, such a break counts as a new life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvproxy.clock import Clock
+from kvproxy.errors import UpstreamError
+from kvproxy.identifiers import ServerName
+from kvproxy.sessions.registry import SessionRegistry
+from kvproxy.slots.leases import LeaseDesk
+from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.fingerprint import fingerprint_of
+from kvproxy.tasks import TaskSet
+from kvproxy.telemetry.events import Emit, ServerReady, ServerUnavailable, VolatileSlotsSeen
+from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.facts import (
+    KEY_ADVICE,
+    NO_SLOTS_ADVICE,
+    SAVE_PATH_ADVICE,
+    VOLATILE_ADVICE,
+    Facts,
+    Persistence,
+    PersistenceMode,
+    ServerState,
+    Standing,
+)
+from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
+
+FRESH_SECONDS = 1.0
+"""A request after more than this of silence asks `/props` before it trusts a slot."""
+
+PERIOD_SECONDS = 2.0
+PERIOD_WITHOUT_SERVER_SECONDS = 0.5
+PROPS_SECONDS = 5.0
+
+_STATES = {
+    Obstacle.LOADING: ServerState.LOADING,
+    Obstacle.UNREACHABLE: ServerState.UNREACHABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WatchParts:
+    server: ServerName
+    client: LlamaServer
+    standing: Standing
+    table: SlotTable
+    desk: LeaseDesk
+    registry: SessionRegistry
+    tasks: TaskSet
+    clock: Clock
+    emit: Emit
+    runtime_key: str | None
+    line_stands: Callable[[], bool]
+    """Whether the sentinel's connection stands: a server that is only slow still holds it."""
+
+
+class Watch:
+    """The one who decides which epoch it is."""
+
+    def __init__(self, parts: WatchParts) -> None:
+        self._p = parts
+        self._suspicions = 0
+        self._is_suspect = False
+        self._asking: asyncio.Task[None] | None = None
+        self._confirmed_at = float("-inf")
+        self._wake = asyncio.Event()
+        self._lives = 0
+
+    async def run(self) -> None:
+        """Ask now and then, for ever."""
+        while True:
+            await self.refresh()
+            self._wake.clear()
+            has_slots = self._p.standing.facts.state.has_slots
+            period = PERIOD_SECONDS if has_slots else PERIOD_WITHOUT_SERVER_SECONDS
+            try:
+                async with asyncio.timeout(period):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def suspect(self) -> None:
+        """Something broke: no slot is granted until the server was asked who it is."""
+        self._suspicions += 1
+        self._is_suspect = True
+        self._p.desk.suspend()
+        self._wake.set()
+
+    def nudge(self) -> None:
+        """Something may have got better: ask now."""
+        self._wake.set()
+
+    async def confirm(self) -> Facts:
+        """The facts, not older than `FRESH_SECONDS`: at once where they are fresh."""
+        is_fresh = self._p.clock.now() - self._confirmed_at <= FRESH_SECONDS
+        if not is_fresh or self._is_suspect or not self._p.standing.facts.state.has_slots:
+            await self.refresh()
+        return self._p.standing.facts
+
+    def confirmed(self) -> None:
+        """An answer of the server went by: it is there, and awake. Spares the next request a question."""
+        if not self._is_suspect:
+            self._confirmed_at = self._p.clock.now()
+
+    async def refresh(self) -> None:
+        """Ask the server who it is; joins a question under way."""
+        if self._asking is None or self._asking.done():
+            self._asking = self._p.tasks.spawn(self._ask(), name="ask the server")
+        await asyncio.shield(self._asking)
+
+    async def emptied(self) -> None:
+        """A slot that should have held tokens held none: a sleep, another process, or volatile slots."""
+        epoch = self._p.table.epoch
+        await self.refresh()
+        if epoch == self._p.table.epoch and not self._p.standing.facts.is_volatile:
+            self._volatile()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        """Ask until nothing happened between the question and the end of dealing with its answer."""
+        while True:
+            suspicions = self._suspicions
+            began = self._p.clock.now()
+            answer = await self._p.client.props(PROPS_SECONDS)
+            if suspicions == self._suspicions and await self._take(answer, began, suspicions):
+                return
+
+    async def _take(self, answer: Props | Unavailable, began: float, suspicions: int) -> bool:
+        if isinstance(answer, Unavailable):
+            self._unavailable(answer)
+            return True
+        if self._is_same(answer):
+            self._still_there(answer)
+        elif not await self._begin_epoch(answer, suspicions):
+            return False
+        self._confirmed_at = began
+        return True
+
+    def _is_same(self, props: Props) -> bool:
+        known = self._p.standing.facts.props
+        if known is None or known.identity != props.identity:
+            return False
+        if self._is_suspect and not props.has_marker:
+            return False
+        return known.is_sleeping or not props.is_sleeping
+
+    def _still_there(self, props: Props) -> None:
+        facts = self._p.standing.facts
+        if not facts.state.has_slots or facts.props != props:
+            is_asleep = props.is_sleeping
+            state = ServerState.SLEEPING if is_asleep else _state_for(facts.persistence)
+            self._p.standing.set(
+                state=state, reason="" if is_asleep else facts.persistence.reason, props=props
+            )
+        self._is_suspect = False
+        if self._p.standing.facts.pins:
+            self._p.desk.resume()
+
+    def _unavailable(self, answer: Unavailable) -> None:
+        is_slow = answer.reason is Obstacle.UNREACHABLE and self._p.line_stands()
+        if is_slow and not self._is_suspect and self._p.standing.facts.state.has_slots:
+            return
+        state = _STATES.get(answer.reason, ServerState.DEGRADED)
+        reason = KEY_ADVICE if answer.reason is Obstacle.UNAUTHORIZED else answer.message
+        changed = self._p.standing.facts.state is not state
+        pins = state is not ServerState.DEGRADED
+        self._p.standing.set(state=state, reason=reason, pins=pins)
+        self._p.desk.suspend()
+        if state is not ServerState.LOADING:
+            message = f"llama-server cannot be used: {reason}"
+            self._p.desk.refuse(UpstreamError(message, status=503, retry_after_seconds=1))
+        if changed:
+            self._p.emit(ServerUnavailable(self._p.server, state, reason))
+
+    async def _begin_epoch(self, props: Props, suspicions: int) -> bool:
+        """Take up a new life of the server; False if doubt arose meanwhile."""
+        self._p.desk.suspend()
+        self._p.registry.lost(v.occupant for v in self._p.table.views() if v.occupant)
+        epoch = self._p.table.begin_epoch(props.total_slots)
+        self._p.desk.epoch_began()
+        persistence = await self._find_persistence(props)
+        meta = await self._p.client.model_meta()
+        slots = () if props.is_sleeping else await self._p.client.slots()
+        if suspicions != self._suspicions or epoch != self._p.table.epoch:
+            return False
+        fingerprint = fingerprint_of(props, meta, self._p.runtime_key)
+        self._is_suspect = False
+        self._p.standing.facts = Facts(
+            ServerState.SLEEPING if props.is_sleeping else _state_for(persistence),
+            persistence.reason,
+            props,
+            fingerprint,
+            persistence,
+        )
+        self._lives += 1
+        self._p.emit(
+            ServerReady(
+                self._p.server, epoch, props.total_slots, props.build, persistence.mode, self._lives > 1
+            )
+        )
+        self._admit(props, slots)
+        return True
+
+    def _admit(self, props: Props, slots: tuple[SlotInfo, ...] | Unavailable) -> None:
+        if isinstance(slots, Unavailable):
+            off = Persistence(PersistenceMode.OFF, NO_SLOTS_ADVICE)
+            self._p.standing.set(
+                state=ServerState.DEGRADED, reason=NO_SLOTS_ADVICE, persistence=off, pins=False
+            )
+            return
+        if props.is_sleeping:
+            self._p.table.assume_blank()
+        else:
+            self._p.table.seen(slots)
+        self._p.desk.resume()
+
+    async def _find_persistence(self, props: Props) -> Persistence:
+        known = self._p.standing.facts
+        if props.is_sleeping:  # asking would wake it
+            return known.persistence
+        failure = await self._p.client.actions_supported()
+        if failure is None:
+            return Persistence(PersistenceMode.PLAIN)
+        return Persistence(PersistenceMode.OFF, _advice(failure))
+
+    def _volatile(self) -> None:
+        off = Persistence(PersistenceMode.OFF, VOLATILE_ADVICE)
+        self._p.standing.set(
+            state=ServerState.DEGRADED,
+            reason=VOLATILE_ADVICE,
+            persistence=off,
+            is_volatile=True,
+            pins=False,
+        )
+        self._p.desk.stop_pinning()
+        self._p.emit(VolatileSlotsSeen(self._p.server, VOLATILE_ADVICE))
+
+
+def _state_for(persistence: Persistence) -> ServerState:
+    is_off = persistence.mode is PersistenceMode.OFF
+    return ServerState.DEGRADED if is_off else ServerState.HEALTHY
+
+
+def _advice(failure: ActionFailure) -> str:
+    if failure.fault is Fault.UNSUPPORTED:
+        return f"{failure.message}: {SAVE_PATH_ADVICE}" if failure.message else SAVE_PATH_ADVICE
+    return KEY_ADVICE if failure.fault is Fault.UNAUTHORIZED else failure.message
