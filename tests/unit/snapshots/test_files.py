@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvproxy.snapshots import files as module
+from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
+from kvproxy.snapshots.names import new_name
+from kvproxy.upstream.replies import Saved
+from tests.unit.snapshots.samples import generation, packed_file, put
+
+DATA = packed_file([5, 6, 7])
+SAVED = Saved(tokens=3, size_bytes=len(DATA))
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedDirectory:
+    return SharedDirectory(tmp_path)
+
+
+def test_both_ways_to_the_files_answer_the_same_questions(tmp_path: Path) -> None:
+    both: list[SnapshotFiles] = [ServerOwnedFiles(), SharedDirectory(tmp_path)]
+
+    assert [files.is_visible for files in both] == [False, True]
+
+
+async def test_nothing_is_known_against_a_file_we_cannot_see() -> None:
+    files = ServerOwnedFiles()
+
+    assert (await files.verify_saved(new_name(), SAVED)).is_ok
+    assert (await files.verify_stored(generation())).is_ok
+    assert (await files.digest(new_name()), await files.free_bytes(), await files.check_usable()) == (
+        None,
+        None,
+        None,
+    )
+
+
+async def test_a_file_we_cannot_see_cannot_be_deleted_or_found() -> None:
+    files = ServerOwnedFiles()
+
+    assert (await files.delete(new_name()), await files.orphans(())) == (False, ())
+
+
+async def test_a_save_of_nothing_is_refused_also_where_we_cannot_see() -> None:
+    assert not (await ServerOwnedFiles().verify_saved(new_name(), Saved(0, 40))).is_ok
+
+
+async def test_a_saved_file_is_verified_stored_and_hashed_where_we_see_it(shared: SharedDirectory) -> None:
+    name = put(shared.path, DATA)
+
+    check = await shared.verify_saved(name, SAVED)
+    digest = await shared.digest(name, check.identity)
+    kept = generation(name=name, size_bytes=len(DATA), identity=check.identity, sha256=digest)
+
+    assert digest is not None
+    assert await shared.verify_stored(kept) == check
+    assert check.is_ok
+
+
+async def test_a_deleted_file_is_gone_and_deleting_it_again_is_no_failure(shared: SharedDirectory) -> None:
+    name = put(shared.path, DATA)
+
+    assert [await shared.delete(name), await shared.delete(name)] == [True, True]
+    assert list(shared.path.iterdir()) == []
+
+
+async def test_what_cannot_be_deleted_is_not_called_gone(shared: SharedDirectory) -> None:
+    name = new_name()
+    (shared.path / name).mkdir()
+
+    assert not await shared.delete(name)
+
+
+@pytest.mark.parametrize("name", ["other.kv", "../a/other.kv", ""])
+async def test_a_file_that_is_not_ours_is_never_deleted(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "other.kv").write_bytes(DATA)
+
+    assert not await SharedDirectory(tmp_path / "a").delete(name)  # type: ignore[arg-type]
+    assert (tmp_path / "a" / "other.kv").exists()
+
+
+async def test_orphans_are_files_of_ours_that_nobody_knows(shared: SharedDirectory) -> None:
+    known, orphan = put(shared.path, DATA), put(shared.path, DATA)
+    (shared.path / "users-own.kv").write_bytes(DATA)
+
+    assert await shared.orphans([known]) == (orphan,)
+
+
+async def test_a_directory_that_is_not_there_has_a_reason_and_nothing_else(tmp_path: Path) -> None:
+    absent = SharedDirectory(tmp_path / "absent")
+
+    assert await absent.check_usable() == f"{tmp_path / 'absent'}: No such file or directory"
+    assert (await absent.orphans(()), await absent.free_bytes()) == ((), None)
+    assert not (await absent.verify_saved(new_name(), SAVED)).is_ok
+
+
+async def test_a_file_is_no_directory_to_use(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+
+    assert await SharedDirectory(tmp_path / "a").check_usable() == f"{tmp_path / 'a'}: Not a directory"
+
+
+async def test_a_directory_that_cannot_be_written_has_a_reason(
+    shared: SharedDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*, dir: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
+
+    assert await shared.check_usable() == f"{shared.path}: Read-only file system"
+
+
+async def test_looking_whether_a_directory_is_usable_leaves_nothing_there(shared: SharedDirectory) -> None:
+    assert await shared.check_usable() is None
+    assert list(shared.path.iterdir()) == []
+
+
+async def test_room_is_told_in_bytes(shared: SharedDirectory) -> None:
+    free = await shared.free_bytes()
+
+    assert free is not None
+    assert free > 0
+
+
+async def test_the_loop_runs_on_while_a_file_is_hashed(
+    shared: SharedDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, reached = asyncio.get_running_loop(), asyncio.Event()
+
+    def slow(path: Path, identity: object) -> str:
+        # Returns only once the loop has run: hashing on the loop itself would wait for ever.
+        asyncio.run_coroutine_threadsafe(_reach(reached), loop).result(timeout=5)
+        return "0" * 64
+
+    monkeypatch.setattr(module, "digest_of", slow)
+
+    assert await shared.digest(new_name()) == "0" * 64
+    assert reached.is_set()
+
+
+async def _reach(event: asyncio.Event) -> None:
+    event.set()
