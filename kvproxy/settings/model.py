@@ -67,7 +67,7 @@ SlotNumber = Annotated[int, Field(ge=0, le=9999)]
 
 
 class Section(BaseModel):
-    """Closed and frozen; `strict` because the words yes and "3" are no boolean and no number."""
+    """Closed and frozen; `strict` because "true" and "3" in quotes are no boolean and no number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
