@@ -137,9 +137,9 @@ def refine(endpoint: Endpoint, document: Mapping[str, Any] | None) -> Reach:
     reach = endpoint.reach
     if reach in (Reach.NONE, Reach.EXCLUSIVE) or endpoint is _TRANSCRIPTIONS:
         return reach  # a transcription is a form, and its fields are strings: `n` is refused there
-    if document is None or _wants_several(endpoint, document):
-        return Reach.EXCLUSIVE
-    return reach
+    if document is None:
+        return Reach.FLOATING
+    return Reach.EXCLUSIVE if _wants_several(endpoint, document) else reach
 
 
 _PROMPT_FIELDS: Mapping[Endpoint, tuple[str, ...]] = {

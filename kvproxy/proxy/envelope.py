@@ -12,6 +12,9 @@ from kvproxy.errors import ReplyError
 from kvproxy.proxy.endpoints import Dialect
 
 ERROR_HEADER = "X-KVProxy-Error"
+JSON = "application/json; charset=utf-8"
+SERVER = "kvproxy"
+"""Names who made the answer; left out, the HTTP library tells its version and Python's."""
 
 _OPENAI_TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -32,15 +35,19 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 def error_body(dialect: Dialect, error: ReplyError) -> tuple[bytes, dict[str, str]]:
     """The JSON body, and the headers that belong to it."""
-    headers = {"Content-Type": "application/json; charset=utf-8", ERROR_HEADER: error.code.value}
+    headers = {"Content-Type": JSON, "Server": SERVER, ERROR_HEADER: error.code.value}
     if error.retry_after_seconds is not None:
         headers["Retry-After"] = str(error.retry_after_seconds)
     return error_json(dialect, error.status, error.message, error.code.value), headers
 
 
 def error_response(dialect: Dialect, error: ReplyError) -> web.Response:
+    """The answer; after a body that was not read to its end, the last one on its connection."""
     body, headers = error_body(dialect, error)
-    return web.Response(status=error.status, body=body, headers=headers)
+    response = web.Response(status=error.status, body=body, headers=headers)
+    if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        response.force_close()
+    return response
 
 
 def error_json(dialect: Dialect, status: int, message: str, code: str) -> bytes:

@@ -6,6 +6,7 @@ but no `Connection` token can take away a field that says who is asking or how l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 
@@ -52,6 +53,7 @@ _PROTECTED = frozenset(
         "x-forwarded-proto",
     }
 )
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _KEYS = frozenset({"authorization", "x-api-key"})
 _FORWARDED = ("X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host")
 
@@ -72,13 +74,13 @@ def upstream_headers(
     """
     fields = list(_end_to_end(raw))
     _refuse_loop(fields)
-    known = {name.lower(): value for name, value in fields}
+    known = CIMultiDict(fields if is_peer_trusted else ())
     kept = (f for f in fields if not _stays_here(f[0].lower(), api_key))
     headers: CIMultiDict[str] = CIMultiDict(kept)
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
     headers.add("Via", VIA)
-    for name, value in _forwarded(known if is_peer_trusted else {}, peer, scheme, host):
+    for name, value in _forwarded(known, peer, scheme, host):
         headers.add(name, value)
     return headers
 
@@ -111,16 +113,12 @@ def _end_to_end(raw: RawHeaders) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: bytes) -> str | None:
-    """None for what the HTTP library would write differently than it came: better no field than another."""
+    """None for what the HTTP library would refuse or write differently: better no field than another one."""
     try:
         text = value.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    return text if text.isprintable() or not any(_is_control(c) for c in text) else None
-
-
-def _is_control(char: str) -> bool:
-    return (char < " " and char != "\t") or char == "\x7f"
+    return None if _CONTROL.search(text) else text
 
 
 def _tokens(value: bytes) -> Iterator[str]:
@@ -137,10 +135,10 @@ def _refuse_loop(fields: list[tuple[str, str]]) -> None:
 
 
 def _forwarded(
-    known: dict[str, str], peer: str | None, scheme: str, host: str | None
+    known: CIMultiDict[str], peer: str | None, scheme: str, host: str | None
 ) -> Iterator[tuple[str, str]]:
     """For, proto and host. A malformed chain is not continued: some servers crash on one."""
-    chain = [hop.strip() for hop in known.get("x-forwarded-for", "").split(",")]
+    chain = [hop.strip() for hop in ",".join(known.getall("x-forwarded-for", [])).split(",")]
     before = chain if all(_is_address(hop) for hop in chain) else []
     if peer is not None and _is_address(peer):
         yield _FORWARDED[0], ", ".join([*before, peer])

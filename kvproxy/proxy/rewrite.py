@@ -17,9 +17,10 @@ _WINDOW = 4096
 """More white space than this around a brace is no client's body, and scanning it would cost time."""
 
 
-def splice(body: bytes, slot: SlotId) -> bytes | None:
-    """`body` with `id_slot` and `cache_prompt` added before its final brace; all other bytes as they were.
+def splice(body: bytes, slot: SlotId, *, cache_prompt: bool = True) -> bytes | None:
+    """`body` with `id_slot` added before its final brace; all other bytes as they were.
 
+    With `cache_prompt` that field is added too, as true; a request that owns nothing keeps the client's word.
     `body` is taken to be valid JSON. None if it visibly is not one object.
     """
     start = _first(body, len(BOM) if body.startswith(BOM) else 0)
@@ -30,11 +31,12 @@ def splice(body: bytes, slot: SlotId) -> bytes | None:
     if before < start or body[before] == _COMMA:
         return None
     comma = b"" if before == start else b","
-    fields = b'%b"id_slot":%d,"cache_prompt":true' % (comma, slot)
+    fields = b'%b"id_slot":%d%b' % (comma, slot, _CACHE if cache_prompt else b"")
     return b"".join((memoryview(body)[:end], fields, memoryview(body)[end:]))
 
 
 _OPEN, _CLOSE, _COMMA = b"{},"
+_CACHE = b',"cache_prompt":true'
 
 
 def _first(body: bytes, start: int) -> int:

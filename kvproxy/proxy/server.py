@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import HttpVersion11, http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from kvproxy.errors import SettingsError
 from kvproxy.proxy.endpoints import classify
-from kvproxy.proxy.envelope import error_json
+from kvproxy.proxy.envelope import JSON, SERVER, error_json
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -24,6 +26,16 @@ IDLE_SECONDS = 75.0
 LINGER_SECONDS = 5.0
 SHUTDOWN_SECONDS = 2.0
 """After the drain, which is ours and comes before, nothing is worth waiting for."""
+
+_PROTOCOL: Mapping[str, Any] = {
+    "auto_decompress": False,
+    "access_log": None,
+    "max_line_size": REQUEST_LINE_BYTES,
+    "max_field_size": HEADER_BYTES,
+    "max_headers": HEADER_COUNT,
+    "keepalive_timeout": IDLE_SECONDS,
+    "lingering_time": LINGER_SECONDS,
+}
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +54,7 @@ def create_runner(handler: Handler, *, shutdown_seconds: float = SHUTDOWN_SECOND
 
     A handler is cancelled when its client leaves. What it raises becomes a 500 without a word about it.
     """
-    server = _Server(
-        _well_formed(handler),
-        handler_cancellation=True,
-        auto_decompress=False,
-        access_log=None,
-        max_line_size=REQUEST_LINE_BYTES,
-        max_field_size=HEADER_BYTES,
-        max_headers=HEADER_COUNT,
-        keepalive_timeout=IDLE_SECONDS,
-        lingering_time=LINGER_SECONDS,
-    )
-    return web.ServerRunner(server, shutdown_timeout=shutdown_seconds)
+    return web.ServerRunner(_Server(_well_formed(handler)), shutdown_timeout=shutdown_seconds)
 
 
 def _well_formed(handler: Handler) -> Handler:
@@ -62,18 +63,27 @@ def _well_formed(handler: Handler) -> Handler:
     async def checked(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "CONNECT":
             return _refusal(request, HTTPStatus.METHOD_NOT_ALLOWED)
-        if request.version >= HttpVersion11 and not request.headers.get("Host", "").strip():
+        if not _is_text(request.raw_path) or _lacks_host(request):
             return _refusal(request, HTTPStatus.BAD_REQUEST)
         return await handler(request)
 
     return checked
 
 
+def _is_text(path: str) -> bool:
+    """Whether it can be sent on as it came: bytes that are no UTF-8 would be lost on the way."""
+    return path.isascii() or not any("\ud800" <= char <= "\udfff" for char in path)
+
+
+def _lacks_host(request: web.BaseRequest) -> bool:
+    return request.version >= HttpVersion11 and not request.headers.get("Host", "").strip()
+
+
 def _refusal(request: web.BaseRequest, status: HTTPStatus) -> web.Response:
     """An answer without a code of ours, after which the connection is closed."""
     dialect = classify(request.method, request.raw_path).dialect
     body = error_json(dialect, status, status.phrase, "")
-    response = web.Response(status=status, body=body, content_type="application/json")
+    response = web.Response(status=status, body=body, headers={"Content-Type": JSON, "Server": SERVER})
     response.force_close()
     return response
 
@@ -93,8 +103,11 @@ _HEADERS_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
 class _Server(web.Server):
+    def __init__(self, handler: Handler) -> None:
+        super().__init__(handler, handler_cancellation=True)
+
     def __call__(self) -> web.RequestHandler:
-        return _RequestHandler(self, loop=self._loop, **self._kwargs)
+        return _RequestHandler(self, loop=asyncio.get_running_loop(), **_PROTOCOL)
 
 
 class _RequestHandler(web.RequestHandler):

@@ -18,7 +18,6 @@ from kvproxy.upstream.replies import Usage
 
 HEAD_BYTES = 16 << 10
 TAIL_BYTES = 64 << 10
-UNKNOWN = Usage(None, None)
 
 _DECODER = json.JSONDecoder()
 _FINISH = re.compile(r'"(?:finish_reason|stop_reason|stop_type)":\s*"(\w+)"')
@@ -109,8 +108,8 @@ def _objects(key: str, text: str) -> Iterator[Mapping[str, Any]]:
 
 def _openai_counts(usage: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
-    details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
-    cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
+    details = _map(usage.get("prompt_tokens_details", usage.get("input_tokens_details")))
+    cached = _count(details.get("cached_tokens"))
     generated = usage.get("completion_tokens", usage.get("output_tokens"))
     if prompt is None or cached is None:
         return None, None, generated
@@ -139,8 +138,22 @@ def _finish(label: str, text: str) -> str | None:
 
 def _response_finish(text: str) -> str | None:
     """The Responses API has a status, and calls tools by items of the output."""
-    found = _RESPONSE_STATUS.findall(text)
-    status = next((a or b for a, b in reversed(found)), None)
-    if status == "completed" and '"type":"function_call"' in text:
+    response = _last_object("response", text) or _whole(text)
+    status, output = response.get("status"), response.get("output")
+    if not isinstance(status, str):
+        return None
+    items = output if isinstance(output, list) else []
+    if status == "completed" and any(_map(item).get("type") == "function_call" for item in items):
         return "tool_calls"
-    return _FINISHES.get(status, status) if status else None
+    return _FINISHES.get(status, status)
+
+
+def _whole(text: str) -> Mapping[str, Any]:
+    try:
+        return _map(json.loads(text))
+    except ValueError:  # a stream, or longer than what was kept
+        return {}
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

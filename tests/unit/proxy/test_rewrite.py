@@ -1,0 +1,86 @@
+"""`splice` adds two fields before the final brace and leaves every other byte alone."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.identifiers import SlotId
+from kvproxy.proxy.rewrite import BOM, splice
+
+FIELDS = b'"id_slot":3,"cache_prompt":true'
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=12,
+)
+json_objects = st.dictionaries(st.text(), json_values)
+spaces = st.text(alphabet=" \t\r\n", max_size=5).map(str.encode)
+
+
+def spliced(body: bytes) -> bytes:
+    result = splice(body, SlotId(3))
+    assert result is not None
+    return result
+
+
+@given(json_objects, spaces, spaces, spaces, st.sampled_from([b"", BOM]))
+def test_removing_the_splice_gives_the_body_as_it_was(
+    document: dict[str, object], before: bytes, inside: bytes, after: bytes, mark: bytes
+) -> None:
+    text = orjson.dumps(document)
+    body = mark + before + text[:-1] + inside + b"}" + after
+
+    result = spliced(body)
+
+    added = FIELDS if not document else b"," + FIELDS
+    end = len(result) - len(after) - 1 - len(added)
+    assert result[end : end + len(added)] == added
+    assert result[:end] + result[end + len(added) :] == body
+
+
+@given(json_objects, spaces)
+def test_a_spliced_body_is_the_same_object_with_the_two_fields(
+    document: dict[str, object], after: bytes
+) -> None:
+    result = orjson.loads(spliced(orjson.dumps(document) + after))
+    assert result == orjson.loads(orjson.dumps(document)) | {"id_slot": 3, "cache_prompt": True}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{}", b"{" + FIELDS + b"}"),
+        (b"{ \n}", b"{ \n" + FIELDS + b"}"),
+        (b'{"a":1}', b'{"a":1,' + FIELDS + b"}"),
+        (b'{"a":"}"}\r\n ', b'{"a":"}",' + FIELDS + b"}\r\n "),
+        (b'{"a":{"b":{}}}', b'{"a":{"b":{}},' + FIELDS + b"}"),
+        (
+            b'{"x":1e3,"n":123456789012345678901234}',
+            b'{"x":1e3,"n":123456789012345678901234,' + FIELDS + b"}",
+        ),
+        (b'{"e":"\\u00e9\\/"}', b'{"e":"\\u00e9\\/",' + FIELDS + b"}"),
+        (b"\xef\xbb\xbf{}", b"\xef\xbb\xbf{" + FIELDS + b"}"),
+    ],
+)
+def test_the_fields_stand_before_the_final_brace(body: bytes, expected: bytes) -> None:
+    assert spliced(body) == expected
+
+
+def test_our_fields_come_after_the_clients_own_so_that_they_win() -> None:
+    result = spliced(b'{"id_slot":0,"cache_prompt":false,"id_slot":1}')
+    assert result == b'{"id_slot":0,"cache_prompt":false,"id_slot":1,' + FIELDS + b"}"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b" ", b"[]", b'"}"', b"}", b"{", b"null", b'{"a":1,}', b"{,}", b"\xef\xbb\xbf"]
+)
+def test_what_is_no_object_is_not_touched(body: bytes) -> None:
+    assert splice(body, SlotId(0)) is None
+
+
+def test_a_body_lost_in_white_space_is_given_up_at_once() -> None:
+    assert splice(b"{}" + b" " * 10_000, SlotId(0)) is None
