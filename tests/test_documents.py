@@ -132,7 +132,8 @@ def test_the_reference_names_no_setting_that_does_not_exist() -> None:
 
 def test_the_reference_says_what_is_not_built_yet() -> None:
     section = text_of("docs/configuration.md").partition("## Not built yet")[2]
-    assert [entry.key for entry in UNBUILT if f"`{entry.key.replace('.1', '')}`" not in section] == []
+    named = re.findall(r"^- `([^`]+)`", section, re.MULTILINE)
+    assert named == [entry.key.replace(".1", "") for entry in UNBUILT]
 
 
 # docs/observability.md
