@@ -84,9 +84,9 @@ class Breaker:
             self._move(BreakerState.HALF_OPEN, now)
         return self._generation
 
-    def withdraw(self, generation: Generation, now: float) -> None:
+    def withdraw(self, generation: Generation) -> None:
         """The attempt ended without a verdict: the place of the probe is free again."""
-        if generation == self._generation and self._state is BreakerState.HALF_OPEN:
+        if generation == self._generation:
             self._since = -math.inf
 
     def record_success(self, generation: Generation, now: float) -> Recovered | None:

@@ -89,9 +89,7 @@ class Sentinel:
                 return
             line.ask(self._clock.now())
             await line.wait(self._interval)
-            if (
-                line.answers > 1
-            ):  # a gateway that ends each line after one answer is not called ten times a second
+            if line.answers > 1:  # one is not enough: a gateway may end each line after its answer
                 self._pause = MIN_PAUSE_SECONDS
 
     async def _connect(self) -> bool:

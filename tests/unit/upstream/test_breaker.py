@@ -125,16 +125,28 @@ def test_a_result_from_before_the_trip_does_not_decide_for_the_probe() -> None:
 
 
 def test_a_probe_without_a_verdict_makes_room_for_the_next() -> None:
-    breaker = tripped(cooldown=0.1)
-    breaker.withdraw(entered(breaker, 0.7), 0.8)
-    assert breaker.enter(0.8) is not None
+    breaker = tripped()
+    probe = entered(breaker, 60.0)
+    breaker.withdraw(probe)
+    assert breaker.allows(61.0)
+    assert breaker.enter(61.0) != probe
 
 
 def test_a_withdrawn_attempt_changes_nothing_while_closed() -> None:
-    breaker = Breaker(3, 60.0)
-    breaker.withdraw(entered(breaker, 0.0), 0.0)
+    breaker = Breaker(1, 60.0)
+    breaker.withdraw(entered(breaker, 0.0))
     assert breaker.state(0.0) is BreakerState.CLOSED
     assert breaker.generation == 0
+    fail(breaker, 1.0)
+    assert breaker.seconds_left(1.0) == 60.0
+
+
+def test_withdrawing_an_attempt_from_before_the_trip_shortens_no_cooldown() -> None:
+    breaker = Breaker(1, 60.0)
+    early = entered(breaker, 0.0)
+    fail(breaker, 1.0)
+    breaker.withdraw(early)
+    assert not breaker.allows(2.0)
 
 
 def test_a_probe_that_is_never_heard_of_is_given_up_after_a_cooldown() -> None:

@@ -165,6 +165,15 @@ async def test_a_server_that_is_gone_after_an_announced_end_is_a_break(server: R
         assert [await watch.next(), await watch.next()] == ["connect", "break"]
 
 
+async def test_a_gateway_that_ends_each_line_after_one_answer_is_called_ever_more_slowly(
+    server: RawServer,
+) -> None:
+    server.answer = lambda _: LAST
+    async with watching(server.port) as watch:
+        await asked(server, 6)
+        assert watch.sentinel._pause == sentinel_module.MAX_PAUSE_SECONDS
+
+
 async def test_a_header_in_two_pieces_is_read_whole(server: RawServer) -> None:
     async def in_pieces(_: RawRequest) -> bytes:
         server.answer = lambda _: OK
@@ -242,6 +251,61 @@ async def test_a_cancelled_run_leaves_no_connection(server: RawServer) -> None:
     await asyncio.wait({running})
     assert await asyncio.wait_for(server.ended.get(), 5) == 0
     assert not watch.sentinel.connected
+
+
+async def test_close_during_the_dialling_is_quiet_and_leaves_no_connection(
+    server: RawServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(server.port)
+    dial = watch.sentinel._dial
+
+    async def dial_and_close() -> object:
+        line = await dial()
+        watch.sentinel.close()
+        return line
+
+    monkeypatch.setattr(watch.sentinel, "_dial", dial_and_close)
+    await asyncio.wait_for(watch.sentinel.run(), 5)
+    assert watch.told.empty()
+    assert await asyncio.wait_for(server.ended.get(), 5) == 0
+
+
+async def test_dialling_in_vain_after_close_is_no_break(
+    server: RawServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer = lambda _: LAST
+    async with watching(server.port) as watch:
+        assert await watch.next() == "connect"
+        dialled = asyncio.Event()
+
+        async def close_and_fail() -> object:
+            watch.sentinel.close()
+            dialled.set()
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(watch.sentinel, "_dial", close_and_fail)
+        await asyncio.wait_for(dialled.wait(), 5)
+    assert watch.told.empty()
+
+
+async def test_a_connection_lost_before_it_was_taken_is_a_break(
+    server: RawServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(server.port)
+    dial = watch.sentinel._dial
+
+    async def dial_and_lose() -> sentinel_module._Line:
+        line = await dial()
+        await line.wait(0.001)
+        server.drop()
+        await line.wait(5)
+        return line
+
+    monkeypatch.setattr(watch.sentinel, "_dial", dial_and_lose)
+    running = asyncio.get_running_loop().create_task(watch.sentinel.run())
+    assert [await watch.next(), await watch.next()] == ["connect", "break"]
+    watch.sentinel.close()
+    await asyncio.wait_for(running, 5)
 
 
 async def test_the_key_is_sent_where_there_is_one(server: RawServer) -> None:
