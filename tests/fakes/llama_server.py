@@ -176,7 +176,7 @@ class FakeLlamaServer:
             return
         life.ended.set()
         life.sweeper.cancel()
-        life.api.stop()
+        life.api.slot_routes.stop()
         life.engine.stop()
         life.listener.close()
         if hard and life.runner.server is not None:
