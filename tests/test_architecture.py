@@ -79,6 +79,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "checkpoint.parts",
         "checkpoint.preparer",
         "checkpoint.rounds",
+        "snapshots.keeping",
         "checkpoint.checkpointer",
         "checkpoint.restorer",
         "upstream.watch",
