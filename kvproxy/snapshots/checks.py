@@ -53,8 +53,6 @@ def check_stored(path: Path, generation: Generation) -> FileCheck:
     try:
         with open_regular(path) as file:
             identity = identity_of(file.fileno())
-            if identity.size != generation.size_bytes:
-                return FileCheck(_size_differs(identity.size, generation.size_bytes))
             if identity == generation.identity:
                 return FileCheck(identity=identity)
             return _check_moved(file, generation, identity)
@@ -104,7 +102,7 @@ def identity_of(descriptor: int) -> FileIdentity:
 def _differs(file: FileIO, *, tokens: int, size_bytes: int) -> str:
     size = os.fstat(file.fileno()).st_size
     if size != size_bytes:
-        return _size_differs(size, size_bytes)
+        return f"file is {size} bytes instead of {size_bytes}"
     head = parse_head(file.read(HEAD_BYTES))
     if head is None:
         return "file does not begin like a slot file"
@@ -113,10 +111,6 @@ def _differs(file: FileIO, *, tokens: int, size_bytes: int) -> str:
     if size <= head.token_block_end:
         return "file ends before its KV state begins"
     return ""
-
-
-def _size_differs(found: int, expected: int) -> str:
-    return f"file is {found} bytes instead of {expected}"
 
 
 def _sha256(file: FileIO) -> str:

@@ -58,6 +58,20 @@ def test_a_file_as_claimed_is_ok_and_then_private(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_good_file_and_its_name_are_made_to_last(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(checks.os, "fsync", recorded)
+
+    assert check_saved(file, claim()).is_ok
+    assert synced == [file.stat().st_ino, file.parent.stat().st_ino]
+
+
 def test_the_identity_is_that_of_the_file_as_it_was_left(file: Path) -> None:
     check = check_saved(file, claim())
 

@@ -58,7 +58,7 @@ def test_what_was_removed_leaves_nothing_behind() -> None:
     assert (list(index), index.names()) == ([other], {other.current.name})
     index.remove(other)
     index.remove(other)
-    assert (list(index), index.find_any(KEY)) == ([], ())
+    assert (list(index), index.find_any(KEY), index._by_key) == ([], (), {})
 
 
 def test_totals_count_files() -> None:

@@ -101,10 +101,13 @@ def test_what_is_no_manifest_is_put_aside_with_its_reason_and_the_others_stay(
 def test_what_is_not_even_a_file_is_put_aside_too(state: StateDir) -> None:
     os.mkfifo(state.path / "manifests" / "pipe.json")
     (state.path / "manifests" / "directory.json").mkdir()
+    elsewhere = state.path / "elsewhere"
+    elsewhere.write_bytes(encode(manifest()))
+    (state.path / "manifests" / file_name(manifest())).symlink_to(elsewhere)
 
     loaded = state.load()
 
-    assert ["not a regular file" in complaint for complaint in loaded.complaints] == [True, True]
+    assert ["not a regular file" in complaint for complaint in loaded.complaints] == [True] * 3
     assert os.listdir(state.path / "manifests") == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.errors import ErrorCode, StateDirError
 from kvproxy.snapshots.manifest import FileIdentity, generation_to_restore
-from kvproxy.snapshots.state_dir import file_name
+from kvproxy.snapshots.state_dir import StateDir, file_name
 from kvproxy.snapshots.store import (
     RESTORE_NEVER_ENDED,
     Published,
@@ -29,7 +29,7 @@ from tests.unit.snapshots.samples import (
     generation,
     publication,
 )
-from tests.unit.snapshots.steps import STEPS, Crash, crash_at
+from tests.unit.snapshots.steps import STEPS, Crash, crash_at, fail_at
 
 CLOCK = FakeClock()
 
@@ -457,6 +457,20 @@ class TestRestoringMark:
 
         assert (await reopened(store, tmp_path)).all() == (done.manifest,)
 
+    async def test_a_mark_stays_for_the_next_start_if_its_meaning_cannot_be_written_down(
+        self, store: SnapshotStore, tmp_path: Path
+    ) -> None:
+        name = (await published(store)).manifest.current.name
+        await store.mark_restoring(name)
+        await store.close()
+
+        full = SnapshotStore(tmp_path, clock=CLOCK, emit=Sink(), observe=fail_at("written"))
+        await full.open()
+
+        assert [generation_to_restore(one) for one in full.all()] == [None]
+        await full.close()
+        assert [generation_to_restore(one) for one in (await opened(tmp_path)).all()] == [None]
+
     async def test_a_mark_of_a_snapshot_that_is_no_more_is_cleared(
         self, store: SnapshotStore, tmp_path: Path
     ) -> None:
@@ -468,14 +482,19 @@ class TestRestoringMark:
         assert (os.listdir(tmp_path / "restoring"), sink.of(SnapshotInvalidated)) == ([], [])
 
     async def test_a_mark_whose_caller_left_does_not_land_after_it_was_cleared(
-        self, store: SnapshotStore, tmp_path: Path
+        self, store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        name = generation().name
+        name, gate, mark = generation().name, threading.Event(), StateDir.mark_restoring
+        monkeypatch.setattr(StateDir, "mark_restoring", lambda *args: (gate.wait(5), mark(*args))[1])
         marking = asyncio.ensure_future(store.mark_restoring(name))
         await asyncio.sleep(0)
 
         marking.cancel()
-        await store.clear_restoring(name)
+        clearing = asyncio.ensure_future(store.clear_restoring(name))
+        # Long enough for a clearing that does not wait to be done by now.
+        await asyncio.wait([clearing], timeout=0.05)
+        gate.set()
+        await clearing
 
         assert os.listdir(tmp_path / "restoring") == []
 
@@ -504,15 +523,17 @@ class TestOpen:
         with pytest.raises(StateDirError, match=f"process {os.getpid()};"):
             await opened(tmp_path)
 
-    async def test_a_directory_that_cannot_be_read_is_not_left_locked(self, tmp_path: Path) -> None:
-        (tmp_path / "manifests").symlink_to(tmp_path)
-        (tmp_path / "restoring").write_bytes(b"")
+    async def test_a_directory_that_cannot_be_read_is_not_left_locked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(directory: StateDir) -> None:
+            raise StateDirError("cannot read")
 
-        with pytest.raises(StateDirError):
-            await opened(tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(StateDir, "load", refuse)
+            with pytest.raises(StateDirError, match="cannot read"):
+                await opened(tmp_path)
 
-        (tmp_path / "manifests").unlink()
-        (tmp_path / "restoring").unlink()
         await (await opened(tmp_path)).close()
 
     async def test_totals_are_told_at_once(self, store: SnapshotStore, tmp_path: Path) -> None:
