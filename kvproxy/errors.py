@@ -71,6 +71,11 @@ class ReplyError(KvproxyError):
         self.status = status
         self.retry_after_seconds = retry_after_seconds
 
+    @property
+    def is_upstream(self) -> bool:
+        """Whether the upstream is to blame."""
+        return False
+
 
 class CapacityError(ReplyError):
     """Ours: the request cannot be taken now; a client may try again."""
@@ -80,12 +85,27 @@ class CapacityError(ReplyError):
 
 
 class UpstreamError(ReplyError):
-    """Theirs: the upstream could not be reached or broke off before it answered."""
+    """Theirs: the upstream could not be reached or broke off before it answered.
 
-    def __init__(self, message: str, *, status: int = 502, retry_after_seconds: int | None = None) -> None:
+    `was_sent` is False where not a byte of the request left us: then the server cannot have acted on it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 502,
+        retry_after_seconds: int | None = None,
+        was_sent: bool = True,
+    ) -> None:
         super().__init__(
             ErrorCode.BACKEND_UNAVAILABLE, message, status=status, retry_after_seconds=retry_after_seconds
         )
+        self.was_sent = was_sent
+
+    @property
+    def is_upstream(self) -> bool:
+        return True
 
 
 class NotPinned(KvproxyError):

@@ -94,7 +94,7 @@ class SlotActions:
             return
         now = self._clock.now()
         if well is None:
-            self._breaker.withdraw(attempt.era, now)
+            self._breaker.withdraw(attempt.era)
             return
         change: Tripped | Recovered | None = (
             self._breaker.record_success(attempt.era, now)
@@ -119,6 +119,10 @@ class SlotActions:
         """Seconds to grant an action that moves `size_bytes`, or what `tokens` are thought to weigh."""
         size = size_bytes or int((tokens or 0) * self._bytes_per_token)
         return rate.deadline(size, floor_seconds, BATCH_ALLOWANCE_SECONDS if others_run else 0.0)
+
+    def save_seconds(self, tokens: int | None) -> float:
+        """How long a save of `tokens` is thought to take; None counts as none."""
+        return (tokens or 0) * self._bytes_per_token / self.save_rate.bytes_per_second
 
     @property
     def breaker_state(self) -> BreakerState:

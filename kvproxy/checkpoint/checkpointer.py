@@ -59,6 +59,7 @@ class Checkpointer:
         self._policy = policy
         self._timeout_seconds = timeout_seconds
         self._in_flight: dict[SlotId, asyncio.Future[Checkpoint]] = {}
+        self._names: set[SnapshotName] = set()
         self.published: Callable[[], None] = lambda: None
         """Called after each publication: retention looks whether something must go."""
 
@@ -75,11 +76,13 @@ class Checkpointer:
         job = _Job(slot, epoch, view.occupancy, fingerprint, trigger, new_name())
         done: asyncio.Future[Checkpoint] = asyncio.get_running_loop().create_future()
         self._in_flight[slot] = done
+        self._names.add(job.name)
         result = Checkpoint(CheckpointOutcome.SUPERSEDED)
         try:
             result = await self._run(job)
         finally:
             del self._in_flight[slot]
+            self._names.discard(job.name)
             done.set_result(result)
         return result
 
@@ -87,6 +90,10 @@ class Checkpointer:
         """Wait for a save of `slot` that is in flight instead of making another; None if there is none."""
         flying = self._in_flight.get(slot)
         return None if flying is None else await asyncio.shield(flying)
+
+    def names_in_flight(self) -> set[SnapshotName]:
+        """Files that are being written and have no manifest yet."""
+        return set(self._names)
 
     def _reason_to_skip(self, occupancy: Occupancy, trigger: Trigger) -> CheckpointOutcome | None:
         session = self._p.registry.find(occupancy.session)
@@ -162,7 +169,7 @@ class Checkpointer:
             self._p.table.save_ended(job.slot, job.epoch, None)
             if doubt.outcome is CheckpointOutcome.EMPTY:
                 self._p.table.lose(job.slot, job.epoch, is_blank=True)
-                self._p.emptied(job.slot)
+                self._p.emptied()
             return await self._discard(job, doubt)
         check = await self._p.files.verify_saved(job.name, saved)
         if not check.is_ok:

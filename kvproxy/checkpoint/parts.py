@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.clock import Clock
-from kvproxy.identifiers import ServerName, SlotId
+from kvproxy.identifiers import ServerName
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
@@ -34,7 +34,7 @@ class Parts:
     emit: Emit
     slots_changed: Callable[[], None]
     """Called when a slot became usable behind the back of every lease."""
-    emptied: Callable[[SlotId], None]
+    emptied: Callable[[], None]
     """Called when a slot that should have held tokens held none."""
 
     @property

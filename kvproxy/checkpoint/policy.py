@@ -3,22 +3,30 @@
 A save stalls every slot of the server, so the idle checkpoint waits for a server in which nothing runs.
 On a server that always runs something, and in an agent's loop that never pauses for the idle time, that
 moment never comes: past a maximum of dirty seconds or of unsaved tokens a slot is due the moment it is free.
+
+Where more conversations live than slots, the next one to come will have to wait until its victim is saved.
+So under such pressure the victim is saved ahead of the switch, if that is cheap. Never the slot that was used
+last: its conversation goes on, and saving it after each answer would be waste.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.identifiers import SlotId
+from kvproxy.slots.placement import place
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 
 
+_BUSY = (SlotState.SERVING, SlotState.CANCELLING)
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """The `checkpoint` section as the rules need it. Zero seconds switch the idle checkpoint off."""
+    """The `checkpoint` section as the rules need it. A zero switches its rule off."""
 
     on_switch: bool = True
     on_idle_seconds: float = 30.0
@@ -27,10 +35,6 @@ class CheckpointPolicy:
     min_tokens: int = 256
     max_dirty_seconds: float = 300.0
     max_unsaved_tokens: int = 16384
-
-    @property
-    def is_periodic(self) -> bool:
-        return self.on_idle_seconds > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,52 @@ class Due:
 
 def next_due(views: Sequence[SlotView], policy: CheckpointPolicy, now: float) -> tuple[Due, ...]:
     """The slots to save now, the longest dirty first. `now` is monotonic seconds."""
-    is_quiet = not any(view.state in (SlotState.SERVING, SlotState.CANCELLING) for view in views)
+    is_quiet = not _is_busy(views)
     waiting = sorted((view for view in views if _is_candidate(view, policy)), key=_dirty_since)
     due = ((view, _trigger(view, policy, now, is_quiet=is_quiet)) for view in waiting)
     return tuple(Due(view.id, trigger) for view, trigger in due if trigger is not None)
+
+
+PRESSURE_SECONDS = 600.0
+"""How long after a switch another one is to be expected."""
+
+CHEAP_SECONDS = 0.05
+"""A stall of the server that nobody notices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """`last_switch` is monotonic seconds, None if no slot ever changed hands; `save_seconds` estimates a
+    save of so many tokens."""
+
+    last_switch: float | None
+    save_seconds: Callable[[int | None], float]
+
+
+def save_ahead(
+    views: Sequence[SlotView], policy: CheckpointPolicy, pressure: Pressure, now: float
+) -> Due | None:
+    """The next victim of a switch, if saving it now costs nobody anything."""
+    is_pressed = pressure.last_switch is not None and now - pressure.last_switch <= PRESSURE_SECONDS
+    placement = place(None, views) if is_pressed and policy.on_switch else None
+    if placement is None:
+        return None
+    victim = next(view for view in views if view.id == placement.slot)
+    if victim.id == _latest(views) or not _is_candidate(victim, policy):
+        return None
+    cost = pressure.save_seconds(victim.occupancy.tokens if victim.occupancy else None)
+    if cost > CHEAP_SECONDS and (_is_busy(views) or now - victim.last_used < cost):
+        return None
+    return Due(victim.id, Trigger.SWITCH)
+
+
+def _latest(views: Sequence[SlotView]) -> SlotId:
+    """The slot in use now, or used last."""
+    return max(views, key=lambda view: (view.state in _BUSY or view.is_leased, view.last_used)).id
+
+
+def _is_busy(views: Sequence[SlotView]) -> bool:
+    return any(view.state in _BUSY for view in views)
 
 
 def is_worth_saving(tokens: int | None, policy: CheckpointPolicy) -> bool:
@@ -75,10 +121,10 @@ def _dirty_since(view: SlotView) -> float:
 
 
 def _trigger(view: SlotView, policy: CheckpointPolicy, now: float, *, is_quiet: bool) -> Trigger | None:
-    if not policy.is_periodic:
-        return None
-    if is_quiet and now - view.last_used >= policy.on_idle_seconds:
+    idle, age = policy.on_idle_seconds, policy.max_dirty_seconds
+    if idle > 0 and is_quiet and now - view.last_used >= idle:
         return Trigger.IDLE
-    too_old = now - _dirty_since(view) >= policy.max_dirty_seconds
     unsaved = view.occupancy.unsaved_tokens if view.occupancy else 0
-    return Trigger.AGE if too_old or unsaved >= policy.max_unsaved_tokens else None
+    is_old = age > 0 and now - _dirty_since(view) >= age
+    is_much = 0 < policy.max_unsaved_tokens <= unsaved
+    return Trigger.AGE if is_old or is_much else None

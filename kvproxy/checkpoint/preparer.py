@@ -138,7 +138,7 @@ class Preparer:
 
 
 def _reason(session: Session, result: Restoration) -> Reason:
-    if session.requests <= 1 and result.outcome in (RestoreOutcome.NO_SNAPSHOT, RestoreOutcome.OFF):
+    if not session.requests and result.outcome in (RestoreOutcome.NO_SNAPSHOT, RestoreOutcome.OFF):
         return Reason.NEW_SESSION
     if result.outcome is RestoreOutcome.NO_SNAPSHOT:
         if session.lost_to_restart:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.checkpoint.checkpointer import Checkpoint, Checkpointer
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
-from kvproxy.checkpoint.policy import CheckpointPolicy, next_due
+from kvproxy.checkpoint.policy import CheckpointPolicy, Due, Pressure, next_due, save_ahead
 from kvproxy.clock import Clock
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import LeaseDesk
@@ -35,18 +36,20 @@ class Rounds:
         desk: LeaseDesk,
         checkpointer: Checkpointer,
         policy: CheckpointPolicy,
+        save_seconds: Callable[[int | None], float],
         clock: Clock,
     ) -> None:
         self._table = table
         self._desk = desk
         self._checkpointer = checkpointer
         self._policy = policy
+        self._save_seconds = save_seconds
         self._clock = clock
-        self._freed = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def slot_freed(self) -> None:
-        """A slot came free, and nobody wanted it."""
-        self._freed.set()
+    def slots_changed(self) -> None:
+        """A slot came free and nobody wanted it, or one began to serve."""
+        self._changed.set()
 
     async def run(self) -> None:
         """Save what is due, for ever."""
@@ -54,17 +57,23 @@ class Rounds:
             await self.run_once()
             try:
                 async with asyncio.timeout(ROUND_SECONDS):
-                    await self._freed.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 pass
-            self._freed.clear()
+            self._changed.clear()
 
     async def run_once(self) -> None:
-        """One round. Each slot is looked at again when its turn comes: a save takes time."""
-        for due in next_due(self._table.views(), self._policy, self._clock.now()):
-            still = next_due(self._table.views(), self._policy, self._clock.now())
-            if any(other.slot == due.slot for other in still):
-                await self.save_slot(due.slot, due.trigger)
+        """One round. What is due is looked up again after each save: a save takes time."""
+        tried: set[SlotId] = set()
+        while (due := self._next(tried)) is not None:
+            tried.add(due.slot)
+            await self.save_slot(due.slot, due.trigger)
+
+    def _next(self, tried: set[SlotId]) -> Due | None:
+        views, now = self._table.views(), self._clock.now()
+        due = next_due(views, self._policy, now)
+        ahead = save_ahead(views, self._policy, Pressure(self._table.last_switch, self._save_seconds), now)
+        return next((one for one in (*due, *((ahead,) if ahead else ())) if one.slot not in tried), None)
 
     async def save_slot(self, slot: SlotId, trigger: Trigger) -> Checkpoint:
         """Save one slot if it is free this moment; a save in flight is joined."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from kvproxy import __version__
-from kvproxy.cli import check_config
+from kvproxy.cli import check_config, serve
 from kvproxy.errors import KvproxyError, SettingsError
 
 DONE = 0
@@ -27,7 +27,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace, /) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (check_config,)
+COMMANDS: tuple[Command, ...] = (serve, check_config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

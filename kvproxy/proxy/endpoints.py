@@ -30,7 +30,7 @@ class Reach(StrEnum):
     FLOATING = "floating"
     """One slot of the server's choice."""
     EXCLUSIVE = "exclusive"
-    """Possibly several slots at once."""
+    """Possibly several slots at once, or, for management, what they hold without running in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class Endpoint:
     label: str
     dialect: Dialect
     reach: Reach
+
+    @property
+    def is_management(self) -> bool:
+        """Whether it may change what slots hold without a trace in what they ran."""
+        return self.label == "management"
 
 
 def _openai(label: str, reach: Reach) -> Endpoint:
@@ -61,7 +66,7 @@ _PREDICT = _openai("predict", Reach.EXCLUSIVE)
 _TOKENS = _openai("tokens", Reach.NONE)
 _MESSAGES_TOKENS = Endpoint("tokens", Dialect.ANTHROPIC, Reach.NONE)
 _CONTROL = _openai("control", Reach.NONE)
-_MANAGEMENT = _openai("management", Reach.NONE)
+_MANAGEMENT = _openai("management", Reach.EXCLUSIVE)
 _MODELS = _openai("models", Reach.NONE)
 _STATE = _openai("state", Reach.NONE)
 _OTHER = _openai("other", Reach.NONE)

@@ -27,7 +27,6 @@ class SessionRegistry:
             session = self.adopt(key, client_digest, model, self._clock.wall(), Revision(0))
         self._sessions.move_to_end(key)
         session.last_seen = self._clock.wall()
-        session.requests += 1
         return session
 
     def adopt(

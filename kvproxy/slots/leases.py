@@ -91,8 +91,8 @@ class _Waiter:
 class LeaseDesk:
     """Grants leases on the slots of one table.
 
-    `max_waiting` bounds the line, `max_wait_seconds` the wait in it. `on_release` is called after slots
-    came free and the line was served: what is free then, nobody wants.
+    `max_waiting` bounds the line, `max_wait_seconds` the wait in it. `on_change` is called when slots came
+    free or began to serve, after the line was served: what is free then, nobody wants.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class LeaseDesk:
         *,
         max_waiting: int,
         max_wait_seconds: float,
-        on_release: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.table = table
         self._clock = clock
         self._max_waiting = max_waiting
         self._max_wait_seconds = max_wait_seconds
-        self._on_release = on_release
+        self._on_change = on_change
         self._line: deque[_Waiter] = deque()
         self._ids = count(1)
         self._gate: Lease | None = None
@@ -227,7 +227,11 @@ class LeaseDesk:
         self._served()
 
     def changed(self) -> None:
-        """Slots came free without a lease ending (seen idle, fate known, own slot now serving)."""
+        """Slots came free without a lease ending: seen idle, or the fate of an action known."""
+        self._served()
+
+    def reconsider(self) -> None:
+        """A slot began to serve: another request of its session may go elsewhere now."""
         self._served()
 
     @property
@@ -246,8 +250,9 @@ class LeaseDesk:
         return self._suspended or self._gate is not None or self._strays > 0
 
     def _served(self) -> None:
-        self._pump()
-        self._on_release()
+        if self._line:
+            self._pump()
+        self._on_change()
 
     def _open_gate(self, lease: Lease) -> None:
         if self._gate is lease:

@@ -44,6 +44,8 @@ class SlotTable:
         self._clock = clock
         self._slots: dict[SlotId, _Slot] = {}
         self.epoch = Epoch(0)
+        self.last_switch: float | None = None
+        """Monotonic seconds at which somebody last had to leave a slot."""
 
     # -- a life of the server --------------------------------------------------------------------------
 
@@ -147,6 +149,8 @@ class SlotTable:
         if (held := self._current(slot, epoch)) is None:
             return False
         self._move(held, SlotEvent.LOST)
+        if held.occupancy is not None:
+            self.last_switch = self._clock.now()
         held.occupancy, held.is_blank = None, is_blank
         return True
 

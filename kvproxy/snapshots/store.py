@@ -1,8 +1,9 @@
 """The store of manifests: an index in memory over the state directory.
 
-What is on disk is what the index says, with two exceptions on the safe side: a generation found invalid is
-invalid at once even if that cannot be written, and the time of last use is written with the next change or at
-close. A change that has begun is finished even if its caller is cancelled.
+What is on disk is what the index says, with three exceptions on the safe side, each put right by the next
+change that can be written: a generation found invalid is invalid at once, and a forgotten one forgotten, even
+if the disk is full (forgetting is how room is made); the time of last use waits for the next change or close.
+A change that has begun is finished even if its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class StoreFailure:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """`names` are no longer in any manifest: the caller deletes the files. `failure` if some had to stay."""
+    """`names` are forgotten: the caller deletes the files. `failure` if something could not be written."""
 
     names: tuple[SnapshotName, ...]
     failure: StoreFailure | None = None
@@ -262,24 +263,29 @@ class SnapshotStore:
         failure: StoreFailure | None = None
         for manifest in [one for one in self._index if _names_any(one, names)]:
             gone = await self._forget_in(manifest.key, manifest.fingerprint, names)
-            if isinstance(gone, StoreFailure):
-                failure = gone
-            else:
-                removed.extend(gone)
+            removed.extend(gone.names)
+            failure = gone.failure or failure
         if removed:
             self._tell_totals()
         return Removed(tuple(removed), failure)
 
     async def _forget_in(
         self, key: SessionKey, fingerprint: Fingerprint, names: frozenset[SnapshotName]
-    ) -> StoreFailure | tuple[SnapshotName, ...]:
+    ) -> Removed:
         async with self._writing_of(key, fingerprint):
             manifest = self._index.find(key, fingerprint)
             if manifest is None:
-                return ()
+                return Removed(())
             rest = without_generations(manifest, names)
-            failure = await (self._remove(manifest) if rest is None else self._write(rest))
-            return failure or tuple(one.name for one in manifest.generations if one.name in names)
+            if rest is None:
+                failure = await self._remove(manifest)
+            else:
+                # A manifest on disk that names a deleted file is found out before that file is restored.
+                self._index.put(rest)
+                failure = await self._write(rest)
+            left = self._index.find(key, fingerprint)
+            kept = () if left is None else left.generations
+            return Removed(tuple(one.name for one in manifest.generations if one not in kept), failure)
 
     async def _flush(self, manifest: Manifest) -> None:
         async with self._writing_of(manifest.key, manifest.fingerprint):
@@ -291,6 +297,7 @@ class SnapshotStore:
         self._touched.pop(file_name(manifest), None)
         failure = await self._on_disk(self._directory.write, manifest)
         if failure is None:
+            self._is_failing = False
             self._index.put(self._with_latest_use(manifest))
         return failure
 
@@ -314,13 +321,13 @@ class SnapshotStore:
             return StoreFailure("the store is not open")
         reason = await asyncio.to_thread(work, subject)
         if reason is None:
-            self._is_failing = False
             return None
         self._warn(reason)
         return StoreFailure(reason)
 
     def _warn(self, reason: str) -> None:
-        # Once per streak of failures: a full disk fails with every turn.
+        # Once until a manifest is written again: a full disk fails with every turn, and still takes a
+        # mark or a removal.
         if not self._is_failing:
             self._is_failing = True
             self._emit(Warned(f"{reason}; conversations go on, snapshots may be lost", ErrorCode.METADATA_IO))

@@ -34,6 +34,8 @@ class Flight:
     """The last task of each held slot before the request was sent."""
     body_bytes: int
     ended: asyncio.Event
+    leaves_no_trace: bool = False
+    """It may change slots without running in them: then it was in all that are held."""
     was_dropped: bool = False
     taken: tuple[SlotId, ...] = ()
 
@@ -87,11 +89,11 @@ class Probe:
 
     # -- unpinned requests -----------------------------------------------------------------------------------
 
-    async def before_flight(self, lease: Lease, body_bytes: int) -> Flight:
+    async def before_flight(self, lease: Lease, body_bytes: int, *, leaves_no_trace: bool) -> Flight:
         """What the held slots ran last, to see later which of them the request took."""
         infos = await self._client.slots()
         tasks = {} if isinstance(infos, Unavailable) else {i.id: i.id_task for i in infos}
-        return Flight(lease, tasks, body_bytes, asyncio.Event())
+        return Flight(lease, tasks, body_bytes, asyncio.Event(), leaves_no_trace)
 
     async def follow(self, flight: Flight) -> None:
         """See an unpinned request through: find its slots, let the others go, give its own back."""
@@ -121,7 +123,7 @@ class Probe:
     async def _look_for(self, flight: Flight) -> bool:
         """Look for the slots it took; False if the server did not let us look."""
         infos = await self._client.slots()
-        if isinstance(infos, Unavailable) or not flight.before:
+        if isinstance(infos, Unavailable) or not flight.before or flight.leaves_no_trace:
             return False
         held = flight.lease.slots
         self._take(flight, tuple(i.id for i in infos if i.id in held and _was_taken(i, flight.before)))

@@ -105,7 +105,7 @@ class Transport:
             trust_env=False,
             raise_for_status=False,
             # No limit but the one on connecting: a queued request gets no byte for as long as it waits.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=None),
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=None),
             max_line_size=HEADER_BYTES,
             max_field_size=HEADER_BYTES,
             max_headers=HEADER_COUNT,
@@ -136,7 +136,10 @@ class Transport:
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamError(
-                f"no connection to the upstream: {error}", status=503, retry_after_seconds=1
+                f"no connection to the upstream: {error}",
+                status=503,
+                retry_after_seconds=1,
+                was_sent=False,
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamError(f"the upstream broke off before it answered: {error}") from error
@@ -160,11 +163,17 @@ def _payload(
     headers: CIMultiDict[str], body: Body
 ) -> tuple[bytes | AsyncIterable[bytes] | AsyncIterable[memoryview] | None, CIMultiDict[str]]:
     """The body as the HTTP library takes it, and headers that state its length where it is known."""
-    if not isinstance(body, bytes) or (not body and "Content-Length" not in headers):
-        return body or None, headers
-    fields = headers.copy()
+    fields = _with_uniform_names(headers)
+    if not isinstance(body, bytes) or (not body and "Content-Length" not in fields):
+        return body or None, fields
     fields["Content-Length"] = str(len(body))
     return (_slices(body) if len(body) > LARGE_BODY_BYTES else body), fields
+
+
+def _with_uniform_names(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """Of two fields whose names differ only in case, the HTTP library would send the second alone."""
+    names: dict[str, str] = {}
+    return CIMultiDict((names.setdefault(name.lower(), name), value) for name, value in headers.items())
 
 
 async def _slices(body: bytes) -> AsyncIterator[memoryview]:

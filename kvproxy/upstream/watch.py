@@ -62,6 +62,10 @@ class WatchParts:
     runtime_key: str | None
     line_stands: Callable[[], bool]
     """Whether the sentinel's connection stands: a server that is only slow still holds it."""
+    look: Callable[[], None]
+    """Called when slots wait to be seen idle."""
+    process_changed: Callable[[], None]
+    """Called when another process answers: connections to the one before are of no use."""
 
 
 class Watch:
@@ -189,6 +193,7 @@ class Watch:
         self._p.registry.lost(v.occupant for v in self._p.table.views() if v.occupant)
         epoch = self._p.table.begin_epoch(props.total_slots)
         self._p.desk.epoch_began()
+        self._p.process_changed()
         persistence = await self._find_persistence(props)
         meta = await self._p.client.model_meta()
         slots = () if props.is_sleeping else await self._p.client.slots()
@@ -224,6 +229,7 @@ class Watch:
         else:
             self._p.table.seen(slots)
         self._p.desk.resume()
+        self._p.look()
 
     async def _find_persistence(self, props: Props) -> Persistence:
         known = self._p.standing.facts

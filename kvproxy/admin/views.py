@@ -1,0 +1,107 @@
+"""What the operator's face shows, as plain values. Names are the contract's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvproxy.identifiers import ServerName, short
+from kvproxy.sessions.session import Session, state_of
+from kvproxy.slots.slot import SlotView
+from kvproxy.snapshots.manifest import Generation, Manifest
+from kvproxy.upstream.breaker import BreakerState
+from kvproxy.upstream.facts import Facts
+
+Json = dict[str, Any]
+
+
+def slot_view(view: SlotView, now: float) -> Json:
+    """`now` is monotonic seconds."""
+    stay = view.occupancy
+    return {
+        "id": view.id,
+        "state": view.state,
+        "occupant": short(stay.session) if stay else None,
+        "dirty": view.is_dirty,
+        "leased": view.is_leased,
+        "revision": stay.revision if stay else None,
+        "checkpointed_revision": stay.checkpointed_revision if stay else None,
+        "tokens": stay.tokens if stay else None,
+        "idle_seconds": round(now - view.last_used, 3),
+    }
+
+
+def server_view(
+    name: ServerName,
+    url: str,
+    epoch: int,
+    facts: Facts,
+    breaker: BreakerState,
+    slots: list[Json],
+    waiting: int,
+) -> Json:
+    return {
+        "name": name,
+        "url": url,
+        "state": facts.state,
+        "reason": facts.reason,
+        "epoch": epoch,
+        "build": facts.props.build if facts.props else "",
+        "model": facts.model,
+        "fingerprint": facts.fingerprint.digest[:12] if facts.fingerprint else None,
+        "persistence": {"mode": facts.persistence.mode, "reason": facts.persistence.reason},
+        "volatile_slots": facts.is_volatile,
+        "breaker": breaker,
+        "waiting": waiting,
+        "slots": slots,
+    }
+
+
+def session_view(session: Session, view: SlotView | None, manifests: tuple[Manifest, ...]) -> Json:
+    generations = [one for manifest in manifests for one in manifest.generations]
+    valid = any(one.is_valid for one in generations)
+    preparation = session.preparation
+    return {
+        "session": short(session.key),
+        "key": session.key,
+        "state": state_of(view, has_valid=valid, has_invalid=bool(generations) and not valid),
+        "slot": view.id if view else None,
+        "model": session.model,
+        "requests": session.requests,
+        "revision": session.revision,
+        "last_seen": session.last_seen,
+        "persists": session.may_persist,
+        "last": None
+        if preparation is None
+        else {
+            "outcome": preparation.outcome,
+            "reason": preparation.reason,
+            "restored_tokens": preparation.restored_tokens,
+            "verdict": session.verdict,
+        },
+        "snapshots": [snapshot_view(manifest) for manifest in manifests],
+    }
+
+
+def snapshot_view(manifest: Manifest) -> Json:
+    return {
+        "session": short(manifest.key),
+        "server": manifest.server,
+        "model": manifest.model,
+        "fingerprint": manifest.fingerprint.digest[:12],
+        "created_at": manifest.created_at,
+        "last_used_at": manifest.last_used_at,
+        "generations": [_generation_view(one) for one in manifest.generations],
+    }
+
+
+def _generation_view(one: Generation) -> Json:
+    return {
+        "name": one.name,
+        "tokens": one.tokens,
+        "bytes": one.size_bytes,
+        "revision": one.revision,
+        "saved_at": one.saved_at,
+        "sha256": one.sha256,
+        "valid": one.is_valid,
+        "invalid_reason": one.invalid_reason,
+    }

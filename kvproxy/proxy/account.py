@@ -1,0 +1,137 @@
+"""The account of one exchange: its times, what it was told, what its answer proved. It only watches."""
+
+from __future__ import annotations
+
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Verdict
+from kvproxy.checkpoint.verdict import verdict_of
+from kvproxy.clock import Clock
+from kvproxy.errors import ReplyError
+from kvproxy.identifiers import ServerName, SlotId, short
+from kvproxy.proxy.call import Call
+from kvproxy.proxy.relay import Ending, RelayedResponse
+from kvproxy.proxy.tap import Tap
+from kvproxy.sessions.session import Session
+from kvproxy.telemetry.events import Emit, RequestDone, RequestFailed, RestoreProvedIneffective
+from kvproxy.upstream.replies import Usage
+
+_FAILED_BY = {Ending.CLIENT_LEFT: "client", Ending.UPSTREAM_BROKE: "upstream"}
+
+
+class Account:
+    """`began` is the clock's seconds at which the request had been read."""
+
+    def __init__(self, server: ServerName, call: Call, clock: Clock, emit: Emit, began: float) -> None:
+        self._server = server
+        self._label = call.endpoint.label
+        self._clock = clock
+        self._emit = emit
+        self._began = began
+        self._asked_at = began
+        self._sent_at = began
+        self._prepare_seconds = 0.0
+        self._preparation = Preparation(Outcome.COLD)
+        self._session: Session | None = None
+        self._slot: SlotId | None = None
+        self._stored_tokens: int | None = None
+        self._usage: Usage | None = None
+        self.tap = Tap(clock)
+        self.was_seen_running = False
+        """The answer's headers came: the server had taken up the request."""
+
+    # -- on the way ------------------------------------------------------------------------------------------
+
+    def asks(self) -> None:
+        """From here on it waits for a slot and its preparation."""
+        self._asked_at = self._clock.now()
+
+    def prepared(
+        self, preparation: Preparation, session: Session | None, slot: SlotId | None, stored: int | None
+    ) -> None:
+        """`stored` is how many tokens the slot is believed to hold, None if that is not known."""
+        self._preparation, self._session, self._slot, self._stored_tokens = preparation, session, slot, stored
+        self._prepare_seconds = self._clock.now() - self._asked_at
+        if session is not None:
+            session.preparation = preparation
+
+    def sent(self) -> None:
+        self._sent_at = self._clock.now()
+
+    def headers_came(self) -> None:
+        self.was_seen_running = True
+
+    def headers(self) -> dict[str, str]:
+        """The headers by which the client is told what was done."""
+        told = {
+            "X-KVProxy-Slot": "-" if self._slot is None else str(self._slot),
+            "X-KVProxy-Outcome": self._preparation.outcome.value,
+            "X-KVProxy-Restored-Tokens": str(self._preparation.restored_tokens),
+            "X-KVProxy-Prepare-Ms": f"{self._prepare_seconds * 1000:.1f}",
+        }
+        if self._session is not None:
+            told["X-KVProxy-Session"] = short(self._session.key)
+        if self._preparation.reason is not None:
+            told["X-KVProxy-Reason"] = self._preparation.reason.value
+        return told
+
+    # -- at the end ------------------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> Usage:
+        """What the answer said of its prompt; to be asked once it has ended."""
+        if self._usage is None:
+            self._usage = self.tap.usage(self._label)
+        return self._usage
+
+    def done(self, response: RelayedResponse) -> None:
+        verdict = self._judge()
+        if (source := _FAILED_BY.get(response.ending or Ending.COMPLETE)) is not None:
+            self._failed(source, response.ending or "")
+        now, first = self._clock.now(), self.tap.first_byte_at
+        self._emit(
+            RequestDone(
+                self._server,
+                self._label,
+                self._slot,
+                None if self._session is None else short(self._session.key),
+                self._preparation.outcome,
+                self._preparation.reason,
+                verdict,
+                response.status,
+                self._preparation.restored_tokens,
+                self.usage.computed,
+                self.usage.reused,
+                self.usage.generated,
+                self._prepare_seconds,
+                max(0.0, self._sent_at - self._began - self._prepare_seconds),
+                None if first is None else first - self._began,
+                now - self._began,
+            )
+        )
+
+    def refused(self, error: ReplyError) -> None:
+        """We answered in the server's place."""
+        source = "upstream" if error.is_upstream else "proxy"
+        self._failed(source, error.code)
+
+    def client_left(self) -> None:
+        self._failed("client", "client_left")
+
+    def _judge(self) -> Verdict:
+        verdict = verdict_of(self._preparation.outcome, self._stored_tokens, self.usage)
+        if self._session is None or self._slot is None:
+            return verdict
+        self._session.verdict = verdict
+        if verdict is Verdict.INEFFECTIVE and self._preparation.outcome is Outcome.RESTORED:
+            restored, reused = self._preparation.restored_tokens, self.usage.reused or 0
+            key = short(self._session.key)
+            self._emit(RestoreProvedIneffective(self._server, self._slot, key, restored, reused))
+        return verdict
+
+    def _failed(self, source: str, code: str) -> None:
+        key = None if self._session is None else short(self._session.key)
+        self._emit(RequestFailed(self._server, self._label, key, source, code))
+
+
+def refusal(server: ServerName, label: str, error: ReplyError) -> RequestFailed:
+    """The event of a request that was refused before it had an account."""
+    return RequestFailed(server, label, None, "upstream" if error.is_upstream else "proxy", error.code)

@@ -1,0 +1,74 @@
+"""One request as kvproxy sees it: what it asks, whose it is, and how far it reaches into the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiohttp import web
+
+from kvproxy.proxy.endpoints import Endpoint, Reach, refine
+from kvproxy.proxy.receive import parse_object, read_body
+from kvproxy.sessions.key import (
+    ClientId,
+    forbids_persistence,
+    is_declared_auxiliary,
+    read_client_id,
+    wants_bypass,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`client` is None where the request names no conversation, or owns nothing of the one it names."""
+
+    endpoint: Endpoint
+    reach: Reach
+    body: bytes
+    client: ClientId | None
+    is_bypass: bool
+    is_auxiliary: bool
+    may_persist: bool
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether what it computes becomes a session's state."""
+        return self.client is not None and not self.is_bypass and not self.is_auxiliary
+
+    def unpinned(self) -> Call:
+        """The same where the server has to choose the slot."""
+        return replace(self, reach=Reach.FLOATING)
+
+
+async def receive(
+    request: web.BaseRequest, endpoint: Endpoint, header_names: tuple[str, ...], max_bytes: int
+) -> Call:
+    """Read the request. Raises ReplyError (413) for a body over `max_bytes`."""
+    body = await read_body(request, max_bytes)
+    document = await parse_object(body, request.headers.get("Content-Encoding"))
+    headers = request.headers
+    client = read_client_id(headers, header_names)
+    is_bypass, is_auxiliary = wants_bypass(headers), is_declared_auxiliary(headers)
+    # The client wants nothing reused; then nothing of it is worth keeping as a session's either.
+    forbids_cache = document is not None and document.get("cache_prompt") is False
+    call = Call(
+        endpoint,
+        refine(endpoint, document),
+        body,
+        client,
+        is_bypass,
+        is_auxiliary or forbids_cache,
+        not forbids_persistence(headers),
+    )
+    return call.unpinned() if _server_chooses(call, document) else call
+
+
+def _server_chooses(call: Call, document: Mapping[str, Any] | None) -> bool:
+    """A request of nobody in particular finds what it shares with others best by the server's own choice.
+
+    Unless it names a slot itself: sent as it is, it would run there whoever is in it.
+    """
+    is_anonymous = call.client is None and not call.is_bypass and not call.is_auxiliary
+    names_slot = document is not None and "id_slot" in document
+    return call.reach is Reach.PINNED and is_anonymous and not names_slot

@@ -1,0 +1,59 @@
+"""What an operator is told at start: will conversations survive here, and if not, what to change."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from kvproxy.settings.model import Settings
+from kvproxy.snapshots.store import SnapshotStore
+from kvproxy.upstream.facts import Facts, Standing
+
+
+class Known(Protocol):
+    """What the verdict is made of."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def standing(self) -> Standing: ...
+    @property
+    def store(self) -> SnapshotStore: ...
+
+
+def verdict_line(known: Known) -> tuple[int, str]:
+    """The log level and the line."""
+    facts = known.standing.facts
+    if not facts.state.has_slots:
+        return logging.WARNING, f"the server is {facts.state}: {facts.reason}"
+    slots = facts.props.total_slots if facts.props else 0
+    head = f"{slots} slots, {facts.model or 'unknown model'}"
+    if not facts.persistence.is_on:
+        return logging.WARNING, f"{head}: conversations do not survive: {facts.persistence.reason}"
+    return logging.INFO, f"{head}: conversations are saved and restored; {_size(known, facts)}"
+
+
+def _size(known: Known, facts: Facts) -> str:
+    """How a full slot compares with the quota, learned from what was saved of this model."""
+    quota = known.settings.retention.max_total_bytes
+    saved = [
+        one
+        for manifest in known.store.all()
+        if manifest.fingerprint == facts.fingerprint
+        for one in manifest.generations
+    ]
+    if not saved or facts.n_ctx is None:
+        return f"the size of a full slot is known after the first save (quota {_human(quota)})"
+    largest = max(saved, key=lambda one: one.tokens)
+    full = int(largest.size_bytes / largest.tokens * facts.n_ctx)
+    warning = "" if full * 2 <= quota else ", which holds less than two generations of it"
+    return f"a full slot takes {_human(full)} of a quota of {_human(quota)}{warning}"
+
+
+def _human(size: int) -> str:
+    value = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

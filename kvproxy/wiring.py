@@ -1,0 +1,308 @@
+"""Puts the parts together: the only place that knows everything. Nothing starts here but in `start`."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kvproxy.admin.app import AdminFace, AdminParts
+from kvproxy.checkpoint.actions import SlotActions
+from kvproxy.checkpoint.checkpointer import Checkpointer
+from kvproxy.checkpoint.outcome import Trigger
+from kvproxy.checkpoint.parts import Parts
+from kvproxy.checkpoint.policy import CheckpointPolicy
+from kvproxy.checkpoint.preparer import Preparer
+from kvproxy.checkpoint.restorer import Restorer
+from kvproxy.checkpoint.rounds import Flushed, Rounds
+from kvproxy.clock import Clock, SystemClock
+from kvproxy.errors import CapacityError, ErrorCode
+from kvproxy.identifiers import ServerName
+from kvproxy.proxy.app import ClientFace, FaceParts
+from kvproxy.proxy.endpoints import LABELS
+from kvproxy.proxy.exchange import Exchange, ExchangeParts
+from kvproxy.sessions.registry import SessionRegistry
+from kvproxy.settings.model import CheckpointSettings, Settings
+from kvproxy.slots.leases import LeaseDesk
+from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
+from kvproxy.snapshots.keeping import Keeper
+from kvproxy.snapshots.store import SnapshotStore
+from kvproxy.tasks import TaskSet
+from kvproxy.telemetry.bus import EventBus
+from kvproxy.telemetry.events import TaskDied, Warned
+from kvproxy.telemetry.metrics import Metrics
+from kvproxy.telemetry.tally import Tally
+from kvproxy.upstream.breaker import Breaker
+from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.facts import Standing
+from kvproxy.upstream.probe import Probe
+from kvproxy.upstream.sentinel import Sentinel
+from kvproxy.upstream.transport import Transport
+from kvproxy.upstream.watch import Watch, WatchParts
+
+
+class Runtime:
+    """A running kvproxy, less its listener: made from settings inside a loop, started, drained, stopped."""
+
+    def __init__(
+        self, settings: Settings, *, bus: EventBus | None = None, clock: Clock | None = None
+    ) -> None:
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.bus = bus or EventBus()
+        self.tasks = TaskSet(lambda name, error: self.bus.emit(TaskDied(name, error)))
+        self.is_draining = False
+        self._build_listeners()
+        self._build_server()
+        self._build_persistence()
+        self._build_faces()
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises StateDirError if the state directory is taken or unusable. An absent server is no error."""
+        await self.store.open()
+        for manifest in self.store.all():
+            self.registry.adopt(
+                manifest.key,
+                manifest.client_digest,
+                manifest.model,
+                manifest.last_used_at,
+                manifest.current.revision,
+            )
+        if (reason := await self.files.check_usable()) is not None:
+            self.bus.emit(Warned(f"snapshot_dir cannot be used: {reason}", ErrorCode.METADATA_IO))
+        self.tasks.spawn(self.sentinel.run(), name="sentinel")
+        self.tasks.spawn(self.watch.run(), name="watch")
+        self.tasks.spawn(self.probe.run(), name="probe")
+        self.tasks.spawn(self.rounds.run(), name="rounds")
+        self.tasks.spawn(self.keeper.run(), name="keeper")
+
+    async def drain(self, budget_seconds: float) -> Flushed:
+        """Take nothing new, let what runs finish, save what is dirty: all within the budget.
+
+        Idle slots are saved first: their time is not worth waiting for. A fifth of the budget is kept for
+        what the last answers leave behind.
+        """
+        until = self.clock.now() + budget_seconds
+        self.is_draining = True
+        self.desk.refuse(CapacityError(ErrorCode.DRAINING, "kvproxy is shutting down", retry_after_seconds=5))
+        saved = await self._flush(budget_seconds * 0.8, wait_for_requests=False)
+        reserve = budget_seconds / 5 if self.settings.checkpoint.on_shutdown else 0.0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - self.clock.now() - reserve)):
+                await self.desk.until_all_returned()
+        return _sum(saved, await self._flush(max(0.0, until - self.clock.now()), wait_for_requests=False))
+
+    async def stop(self) -> None:
+        """End every task and connection. What is not saved is lost, and costs a cold prompt."""
+        self.sentinel.close()
+        await self.tasks.cancel()
+        await self.client.close()
+        await self.transport.close()
+        await self.store.close()
+
+    async def _flush(self, seconds: float, *, wait_for_requests: bool) -> Flushed:
+        if not self.settings.checkpoint.on_shutdown:
+            return Flushed()
+        return await self.rounds.flush(Trigger.SHUTDOWN, seconds, wait_for_requests=wait_for_requests)
+
+    # -- building --------------------------------------------------------------------------------------------
+
+    def _build_listeners(self) -> None:
+        self.upstream = self.settings.upstreams[0]
+        self.server = ServerName(self.upstream.name)
+        self.tally = Tally()
+        self.metrics = Metrics([self.server], LABELS)
+        self.bus.subscribe(self.tally.hear)
+        self.bus.subscribe(self.metrics.hear)
+
+    def _build_server(self) -> None:
+        settings, upstream = self.settings, self.upstream
+        self.client = LlamaServer(
+            upstream.url,
+            upstream.api_key,
+            connect_timeout_seconds=upstream.connect_timeout_seconds,
+            on_failure=lambda name, error: self.bus.emit(TaskDied(name, error)),
+        )
+        self.transport = Transport(upstream.url, connect_timeout=upstream.connect_timeout_seconds)
+        self.standing = Standing()
+        self.table = SlotTable(self.clock)
+        self.registry = SessionRegistry(self.clock)
+        self.desk = LeaseDesk(
+            self.table,
+            self.clock,
+            max_waiting=settings.queue.max_waiting,
+            max_wait_seconds=settings.queue.max_wait_seconds,
+            on_change=lambda: self.rounds.slots_changed(),
+        )
+        self.probe = Probe(self.client, self.table, self.desk, self.clock)
+        self.watch = Watch(
+            WatchParts(
+                self.server,
+                self.client,
+                self.standing,
+                self.table,
+                self.desk,
+                self.registry,
+                self.tasks,
+                self.clock,
+                self.bus.emit,
+                upstream.runtime_key,
+                line_stands=lambda: self.sentinel.connected,
+                look=self.probe.want,
+                process_changed=self.transport.drop_idle,
+            )
+        )
+        self.sentinel = _sentinel(upstream.url, upstream.api_key, self.watch, self.clock)
+
+    def _build_persistence(self) -> None:
+        settings = self.settings
+        self.store = SnapshotStore(Path(settings.state_dir), clock=self.clock, emit=self.bus.emit)
+        self.files: SnapshotFiles = (
+            SharedDirectory(Path(self.upstream.snapshot_dir))
+            if self.upstream.snapshot_dir is not None
+            else ServerOwnedFiles()
+        )
+        breaker = Breaker(settings.failure.max_consecutive_failures, settings.failure.cooldown_seconds)
+        self.actions = SlotActions(
+            self.server, breaker, clock=self.clock, emit=self.bus.emit, tasks=self.tasks
+        )
+        parts = Parts(
+            self.server,
+            self.client,
+            self.standing,
+            self.table,
+            self.actions,
+            self.files,
+            self.store,
+            self.registry,
+            self.tasks,
+            self.clock,
+            self.bus.emit,
+            slots_changed=self.desk.changed,
+            emptied=self._ask_why_empty,
+        )
+        self.policy = _policy(settings.checkpoint)
+        self.checkpointer = Checkpointer(
+            parts, self.policy, timeout_seconds=settings.checkpoint.timeout_seconds
+        )
+        self.restorer = Restorer(
+            parts,
+            is_enabled=settings.restore.enabled,
+            verify=settings.restore.verify,
+            timeout_seconds=settings.restore.timeout_seconds,
+        )
+        self.preparer = Preparer(
+            parts,
+            self.checkpointer,
+            self.restorer,
+            on_switch=settings.checkpoint.on_switch,
+            is_strict=settings.failure.strict,
+        )
+        self.rounds = Rounds(
+            self.table, self.desk, self.checkpointer, self.policy, self.actions.save_seconds, self.clock
+        )
+        self.keeper = Keeper(
+            self.store,
+            self.files,
+            settings.retention,
+            self.clock,
+            self.bus.emit,
+            self.checkpointer.names_in_flight,
+        )
+        self.checkpointer.published = self.keeper.look
+
+    def _ask_why_empty(self) -> None:
+        self.tasks.spawn(self.watch.emptied(), name="ask why a slot is empty")
+
+    def _build_faces(self) -> None:
+        settings = self.settings
+        self.exchange = Exchange(
+            ExchangeParts(
+                self.server,
+                self.upstream.api_key,
+                self.transport,
+                self.table,
+                self.desk,
+                self.watch,
+                self.probe,
+                self.preparer,
+                self.checkpointer,
+                self.registry,
+                self.policy,
+                self.tasks,
+                self.clock,
+                self.bus.emit,
+                settings.server.response_headers,
+                settings.server.write_stall_seconds,
+            )
+        )
+        self.admin = AdminFace(
+            AdminParts(
+                self.server,
+                self.upstream.url,
+                self.standing,
+                self.table,
+                self.desk,
+                self.registry,
+                self.store,
+                self.files,
+                self.actions,
+                self.rounds,
+                self.keeper,
+                self.tally,
+                self.metrics,
+                self.clock,
+                settings.admin.token,
+                settings.metrics.enabled,
+                settings.metrics.public,
+                is_draining=lambda: self.is_draining,
+            )
+        )
+        self.face = ClientFace(
+            FaceParts(
+                self.server,
+                self.exchange,
+                self.admin.handle,
+                self.bus.emit,
+                settings.security.allowed_hosts,
+                settings.security.allow_management,
+                settings.sessions.headers,
+                settings.server.max_body_bytes,
+                is_draining=lambda: self.is_draining,
+            )
+        )
+
+
+def _sentinel(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    return Sentinel(
+        parts.hostname or "",
+        parts.port or (443 if is_tls else 80),
+        ssl.create_default_context() if is_tls else None,
+        api_key=api_key,
+        on_break=watch.suspect,
+        on_connect=watch.nudge,
+        clock=clock,
+    )
+
+
+def _policy(settings: CheckpointSettings) -> CheckpointPolicy:
+    return CheckpointPolicy(
+        on_switch=settings.on_switch,
+        on_idle_seconds=settings.on_idle_seconds,
+        on_turn=settings.on_turn,
+        on_request=settings.on_request,
+        min_tokens=settings.min_tokens,
+        max_dirty_seconds=settings.max_dirty_seconds,
+        max_unsaved_tokens=settings.max_unsaved_tokens,
+    )
+
+
+def _sum(first: Flushed, second: Flushed) -> Flushed:
+    return Flushed(first.saved + second.saved, first.failed + second.failed)
