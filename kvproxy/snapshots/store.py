@@ -1,8 +1,8 @@
 """The store of manifests: an index in memory over the state directory.
 
 What is on disk is what the index says, with three exceptions on the safe side, each put right by the next
-change that can be written: a generation found invalid is invalid at once, and a forgotten one forgotten, even
-if the disk is full (forgetting is how room is made); the time of last use waits for the next change or close.
+change or at close: a generation found invalid is invalid at once, and a forgotten one forgotten, even
+if the disk is full (forgetting is how room is made); the time of last use waits for it.
 A change that has begun is finished even if its caller is cancelled.
 """
 
@@ -87,8 +87,8 @@ class SnapshotStore:
         self._index = SnapshotIndex()
         self._lock: StateLock | None = None
         self._restoring: set[SnapshotName] = set()
-        self._touched: dict[str, Manifest] = {}
-        """Used since it was last written, by file name."""
+        self._unwritten: dict[str, Manifest] = {}
+        """What the disk does not have yet, by file name: times of last use, and changes that failed."""
         self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._is_failing = False
         self._changes = TaskSet(lambda name, error: emit(TaskDied(name, error)))
@@ -107,11 +107,11 @@ class SnapshotStore:
         self._tell_totals()
 
     async def close(self) -> None:
-        """Finish what is being written, write down times of last use, unlock. May be called twice."""
+        """Finish what is being written, write what the disk lacks, unlock. May be called twice."""
         await self._changes.wait()
         if self._lock is None:
             return
-        for manifest in list(self._touched.values()):
+        for manifest in list(self._unwritten.values()):
             await self._change(self._flush(manifest))
         self._lock.release()
         self._lock = None
@@ -181,7 +181,7 @@ class SnapshotStore:
         if (manifest := self._index.find(key, fingerprint)) is not None:
             used = manifest.model_copy(update={"last_used_at": self._clock.wall()})
             self._index.put(used)
-            self._touched[file_name(used)] = used
+            self._unwritten[file_name(used)] = used
 
     async def delete(self, key: SessionKey) -> Removed:
         """Remove a session with all its fingerprints."""
@@ -294,16 +294,18 @@ class SnapshotStore:
                 await self._write(latest)
 
     async def _write(self, manifest: Manifest) -> StoreFailure | None:
-        self._touched.pop(file_name(manifest), None)
+        self._unwritten.pop(file_name(manifest), None)
         failure = await self._on_disk(self._directory.write, manifest)
         if failure is None:
             self._is_failing = False
             self._index.put(self._with_latest_use(manifest))
+        elif (latest := self._index.find(manifest.key, manifest.fingerprint)) is not None:
+            self._unwritten[file_name(latest)] = latest
         return failure
 
     def _with_latest_use(self, manifest: Manifest) -> Manifest:
         # A touch may have come while the thread wrote.
-        touched = self._touched.get(file_name(manifest))
+        touched = self._unwritten.get(file_name(manifest))
         if touched is None:
             return manifest
         return manifest.model_copy(update={"last_used_at": touched.last_used_at})
@@ -312,7 +314,7 @@ class SnapshotStore:
         failure = await self._on_disk(self._directory.remove, manifest)
         if failure is None:
             self._index.remove(manifest)
-            self._touched.pop(file_name(manifest), None)
+            self._unwritten.pop(file_name(manifest), None)
         return failure
 
     async def _on_disk(self, work: Callable[[T], str | None], subject: T) -> StoreFailure | None:

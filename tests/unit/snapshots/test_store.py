@@ -285,6 +285,18 @@ class TestInvalidate:
         (found,) = store.all()
         assert generation_to_restore(found) is None
 
+    async def test_it_is_written_at_close_if_it_could_not_be_before(
+        self, store: SnapshotStore, tmp_path: Path
+    ) -> None:
+        name = (await published(store)).manifest.current.name
+        block(tmp_path)
+        await store.invalidate(KEY, FINGERPRINT, name, "bad")
+        unblock(tmp_path)
+
+        (found,) = (await reopened(store, tmp_path)).all()
+
+        assert found.current.invalid_reason == "bad"
+
     async def test_the_first_reason_stands_and_is_told_once(self, store: SnapshotStore, sink: Sink) -> None:
         name = (await published(store)).manifest.current.name
 
@@ -426,6 +438,18 @@ class TestForget:
         await store.forget([done.manifest.current.name, generation().name])
 
         assert (store.all(), os.listdir(tmp_path / "manifests")) == ((), [])
+
+    async def test_on_a_full_disk_it_is_forgotten_all_the_same_so_that_its_file_can_make_room(
+        self, store: SnapshotStore, tmp_path: Path
+    ) -> None:
+        first, second = await published(store), await published(store)
+        block(tmp_path)
+
+        removed = await store.forget([first.manifest.current.name])
+
+        assert (removed.names, removed.failure is None) == ((first.manifest.current.name,), False)
+        assert store.names() == {second.manifest.current.name}
+        unblock(tmp_path)
 
 
 class TestRestoringMark:
@@ -572,6 +596,7 @@ class TestTold:
         for _ in range(2):
             block(tmp_path)
             await store.publish(publication())
+            await store.mark_restoring(generation().name)
             await store.publish(publication())
             unblock(tmp_path)
             await published(store)
