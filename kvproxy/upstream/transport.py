@@ -105,7 +105,7 @@ class Transport:
             trust_env=False,
             raise_for_status=False,
             # No limit but the one on connecting: a queued request gets no byte for as long as it waits.
-            timeout=aiohttp.ClientTimeout(total=None, sock_read=None),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=None),
             max_line_size=HEADER_BYTES,
             max_field_size=HEADER_BYTES,
             max_headers=HEADER_COUNT,
