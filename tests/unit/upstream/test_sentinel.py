@@ -143,16 +143,24 @@ async def test_an_announced_end_is_no_break_but_the_new_connection_is_told(serve
         assert watch.told.empty()
 
 
-async def test_an_error_announces_the_end_too(server: RawServer) -> None:
-    async def error_and_close(_: RawRequest) -> bytes:
-        asyncio.get_running_loop().call_later(0.005, server.drop)
-        server.answer = lambda _: OK
-        return LOADING
-
-    server.answer = error_and_close
-    async with watching(server.port) as watch:
-        await asked(server, 2)
-        assert [await watch.next(), await watch.next()] == ["connect", "connect"]
+@pytest.mark.parametrize(
+    ("pieces", "announced"),
+    [
+        ((b"HTTP/1.1 200 OK\r\nConnec", b"tion: close\r\nContent-Length: 0\r\n\r\n"), True),
+        ((b"HTTP/1.1 5", b"03 Service Unavailable\r\nContent-Length: 0\r\n\r\n"), True),
+        ((b"HTTP/1.1 200 OK\r\nContent-Length: 19\r\n\r\n", b"\r\nConnection: close"), False),
+        ((OK,), False),
+        ((LAST,), True),
+        ((LOADING,), True),
+    ],
+)
+def test_what_announces_an_end_is_read_from_the_head_in_whatever_pieces(
+    pieces: tuple[bytes, ...], announced: bool
+) -> None:
+    line = sentinel_module._Line(b"", lambda _: None)
+    for piece in pieces:
+        line.data_received(piece)
+    assert line.ends_announced is announced
 
 
 async def test_a_server_that_is_gone_after_an_announced_end_is_a_break(server: RawServer) -> None:
@@ -172,22 +180,6 @@ async def test_a_gateway_that_ends_each_line_after_one_answer_is_called_ever_mor
     async with watching(server.port) as watch:
         await asked(server, 6)
         assert watch.sentinel._pause == sentinel_module.MAX_PAUSE_SECONDS
-
-
-async def test_a_header_in_two_pieces_is_read_whole(server: RawServer) -> None:
-    async def in_pieces(_: RawRequest) -> bytes:
-        server.answer = lambda _: OK
-        writer = server._writers[-1]
-        writer.write(b"HTTP/1.1 200 OK\r\nConnec")
-        await writer.drain()
-        await asyncio.sleep(0.002)
-        return b"tion: close\r\nContent-Length: 0\r\n\r\n"
-
-    server.answer = in_pieces
-    async with watching(server.port) as watch:
-        await asyncio.wait_for(asked(server), 5)
-        asyncio.get_running_loop().call_later(0.006, server.drop)
-        assert [await watch.next(), await watch.next()] == ["connect", "connect"]
 
 
 async def test_the_line_is_changed_before_the_server_ends_it(
