@@ -41,6 +41,7 @@ from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.transport import Transport
+from kvproxy.upstream.volatility import Volatility
 from kvproxy.upstream.watch import Watch, WatchParts
 
 
@@ -157,6 +158,7 @@ class Runtime:
                 process_changed=self.transport.drop_idle,
             )
         )
+        self.volatility = Volatility(self.client, self.table, self.tasks, self.watch.found_volatile)
         self.sentinel = _sentinel(upstream.url, upstream.api_key, self.watch, self.clock)
 
     def _build_persistence(self) -> None:
@@ -229,6 +231,7 @@ class Runtime:
                 self.table,
                 self.desk,
                 self.watch,
+                self.volatility,
                 self.probe,
                 self.preparer,
                 self.checkpointer,

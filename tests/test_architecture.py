@@ -84,6 +84,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "checkpoint.restorer",
         "upstream.watch",
         "upstream.probe",
+        "upstream.volatility",
         "proxy.envelope",
         "proxy.receive",
         "proxy.call",
@@ -94,9 +95,11 @@ FLOORS: dict[int, tuple[str, ...]] = {
     5: ("proxy.app", "proxy.server", "admin.app", "admin.views"),  # faces: HTTP in, values out
     6: ("wiring",),  # the only place that knows everything
     7: (  # a process: signals, flags, exit codes
+        "verdict",
         "daemon",
         "cli",
         "cli.main",
+        "cli.serve",
         "cli.settings_arguments",
         "cli.check_config",
         "__main__",

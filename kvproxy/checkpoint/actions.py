@@ -125,6 +125,11 @@ class SlotActions:
         return (tokens or 0) * self._bytes_per_token / self.save_rate.bytes_per_second
 
     @property
+    def are_allowed(self) -> bool:
+        """Whether the breaker would let an action through now."""
+        return self._breaker.allows(self._clock.now())
+
+    @property
     def breaker_state(self) -> BreakerState:
         return self._breaker.state(self._clock.now())
 

@@ -101,6 +101,8 @@ class Checkpointer:
             return CheckpointOutcome.CLEAN
         if not self._p.standing.facts.persistence.is_on or (session is not None and not session.may_persist):
             return CheckpointOutcome.OFF
+        if not self._p.actions.are_allowed:
+            return CheckpointOutcome.BREAKER_OPEN
         if trigger is not Trigger.MANUAL and not is_worth_saving(occupancy.tokens, self._policy):
             return CheckpointOutcome.TOO_SMALL
         return None

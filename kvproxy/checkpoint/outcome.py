@@ -61,6 +61,7 @@ class RestoreOutcome(StrEnum):
     TIMED_OUT = "timed_out"
     UNREACHABLE = "unreachable"
     BUSY = "busy"
+    STORE_FAILED = "store_failed"
     BREAKER_OPEN = "breaker_open"
     OFF = "off"
 
@@ -75,6 +76,7 @@ _FAILED_RESTORES = frozenset(
         RestoreOutcome.IMPLAUSIBLE,
         RestoreOutcome.TIMED_OUT,
         RestoreOutcome.UNREACHABLE,
+        RestoreOutcome.STORE_FAILED,
     }
 )
 

@@ -20,7 +20,6 @@ from kvproxy.slots.placement import place
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 
-
 _BUSY = (SlotState.SERVING, SlotState.CANCELLING)
 
 

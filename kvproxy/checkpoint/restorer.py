@@ -95,7 +95,7 @@ class Restorer:
             if facts.n_ctx is not None and generation.tokens > facts.n_ctx:
                 detail = f"{generation.tokens} tokens do not fit {facts.n_ctx}"
                 return Restoration(RestoreOutcome.DOES_NOT_FIT, detail=detail)
-            reason = await self._fault_in(generation)
+            reason = await self._fault_in(key, facts.fingerprint, generation)
             if reason is None:
                 return facts.fingerprint, generation
             await self._p.store.invalidate(key, facts.fingerprint, generation.name, reason)
@@ -111,18 +111,29 @@ class Restorer:
         differing = ", ".join(fingerprint.diff(others[0].fingerprint))
         return Restoration(RestoreOutcome.FINGERPRINT_MISMATCH, detail=f"differs in {differing}")
 
-    async def _fault_in(self, generation: Generation) -> str | None:
+    async def _fault_in(
+        self, key: SessionKey, fingerprint: Fingerprint, generation: Generation
+    ) -> str | None:
         if not self._verify:
             return None
         check = await self._p.files.verify_stored(generation)
-        return None if check.is_ok else check.reason
+        if not check.is_ok:
+            return check.reason
+        if check.identity is not None and check.identity != generation.identity:
+            # It was moved or touched and had to be read whole; not again the next time.
+            await self._p.store.amend(key, fingerprint, generation.name, identity=check.identity)
+        return None
 
     # -- the call ----------------------------------------------------------------------------------------
 
     async def _run(self, job: _Job, base: Revision) -> Restoration:
         if not self._p.table.start_restoring(job.slot, job.epoch):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
-        await self._p.store.mark_restoring(job.generation.name)
+        if (failure := await self._p.store.mark_restoring(job.generation.name)) is not None:
+            # Without the mark a file that kills the server would be restored after every restart.
+            await self._p.store.clear_restoring(job.generation.name)
+            self._p.table.not_restored(job.slot, job.epoch, is_blank=False)
+            return Restoration(RestoreOutcome.STORE_FAILED, detail=failure.reason)
         attempt = await self._p.actions.run(
             lambda: self._p.client.start_restore(job.slot, job.generation.name),
             self._deadline(job),

@@ -20,6 +20,9 @@ ROUND_SECONDS = 1.0
 
 FLUSH_LOOK_SECONDS = 0.05
 
+LOST_SERVER_SECONDS = 2.0
+"""How long a flush waits for a server that is being asked whether it is still the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
@@ -103,7 +106,11 @@ class Rounds:
         until = self._clock.now() + timeout_seconds
         tried: set[tuple[SlotId, int]] = set()
         saved = failed = 0
+        patience = self._clock.now() + LOST_SERVER_SECONDS
         while self._clock.now() < until:
+            if self._desk.is_suspended and self._clock.now() >= patience:
+                failed += sum(v.is_dirty for v in self._table.views())
+                break
             ready = [v for v in self._table.views() if v.is_dirty and _stay(v.id, v.occupancy) not in tried]
             free = [v for v in ready if v.state is SlotState.RESIDENT and not v.is_leased]
             for view in free:

@@ -42,6 +42,7 @@ from kvproxy.telemetry.events import Emit, SlotAcquired, SlotReleased
 from kvproxy.upstream.facts import Facts, ServerState
 from kvproxy.upstream.probe import Flight, Probe
 from kvproxy.upstream.transport import Transport
+from kvproxy.upstream.volatility import Volatility
 from kvproxy.upstream.watch import Watch
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class ExchangeParts:
     table: SlotTable
     desk: LeaseDesk
     watch: Watch
+    volatility: Volatility
     probe: Probe
     preparer: Preparer
     checkpointer: Checkpointer
@@ -212,6 +214,7 @@ class Exchange:
         """The request itself. Whatever happens, the slot is settled and the lease has one end."""
         before = self._p.table.view(lease.slot).occupancy
         stay = before or self._new_stay(session, lease)
+        began = self._p.clock.now()
         self._p.table.serve(lease.slot, lease.epoch, stay)
         self._p.desk.reconsider()
         after: Trigger | None = None
@@ -230,6 +233,7 @@ class Exchange:
             raise
         finally:
             self._end(lease, session, after)
+        self._p.volatility.request_ended(lease.slots[0], began)
         account.done(response)
         return response
 

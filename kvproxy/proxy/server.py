@@ -63,16 +63,11 @@ def _well_formed(handler: Handler) -> Handler:
     async def checked(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "CONNECT":
             return _refusal(request, HTTPStatus.METHOD_NOT_ALLOWED)
-        if not _is_text(request.raw_path) or _lacks_host(request):
+        if _lacks_host(request):
             return _refusal(request, HTTPStatus.BAD_REQUEST)
         return await handler(request)
 
     return checked
-
-
-def _is_text(path: str) -> bool:
-    """Whether it can be sent on as it came: bytes that are no UTF-8 would be lost on the way."""
-    return path.isascii() or not any("\ud800" <= char <= "\udfff" for char in path)
 
 
 def _lacks_host(request: web.BaseRequest) -> bool:

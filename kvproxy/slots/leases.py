@@ -235,6 +235,10 @@ class LeaseDesk:
         self._served()
 
     @property
+    def is_suspended(self) -> bool:
+        return self._suspended
+
+    @property
     def waiting(self) -> int:
         return len(self._line)
 

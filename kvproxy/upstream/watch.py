@@ -126,8 +126,8 @@ class Watch:
         """A slot that should have held tokens held none: a sleep, another process, or volatile slots."""
         epoch = self._p.table.epoch
         await self.refresh()
-        if epoch == self._p.table.epoch and not self._p.standing.facts.is_volatile:
-            self._volatile()
+        if epoch == self._p.table.epoch:
+            self.found_volatile()
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -240,7 +240,10 @@ class Watch:
             return Persistence(PersistenceMode.PLAIN)
         return Persistence(PersistenceMode.OFF, _advice(failure))
 
-    def _volatile(self) -> None:
+    def found_volatile(self) -> None:
+        """The server was seen to clear idle slots: leave the choice of slots to it."""
+        if self._p.standing.facts.is_volatile:
+            return
         off = Persistence(PersistenceMode.OFF, VOLATILE_ADVICE)
         self._p.standing.set(
             state=ServerState.DEGRADED,
