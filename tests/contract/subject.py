@@ -27,6 +27,8 @@ class Flags:
     api_key: str | None = None
     defaults: bool = False
     """no -np, no --cache-ram: four slots in one unified memory"""
+    cache_ram: bool = False
+    """the server's own prompt cache in memory"""
     sleep_after: int | None = None
     """seconds"""
     prefill_rate: float = 0.0
@@ -40,19 +42,21 @@ def fake_server(flags: Flags, slot_dir: Path) -> FakeLlamaServer:
         slot_dir=slot_dir if flags.can_save else None,
         api_key=flags.api_key,
         volatile=flags.defaults,
+        cache_ram=flags.cache_ram,
         prefill_rate=flags.prefill_rate,
         token_delay=0.0005,
     )
 
 
 def real_server(flags: Flags, slot_dir: Path, model: Path) -> LlamaServer:
-    many = [] if flags.defaults else ["-np", str(flags.slots), "--cache-ram", "0"]
+    many = [] if flags.defaults else ["-np", str(flags.slots)]
+    ram = [] if flags.defaults or flags.cache_ram else ["--cache-ram", "0"]
     total = flags.n_ctx if flags.defaults else flags.n_ctx * flags.slots
     key = ["--api-key", flags.api_key] if flags.api_key else []
     sleep = ["--sleep-idle-seconds", str(flags.sleep_after)] if flags.sleep_after else []
     return LlamaServer(
         model,
-        *["-c", str(total), *many, *key, *sleep],
+        *["-c", str(total), *many, *ram, *key, *sleep],
         slot_dir=slot_dir if flags.can_save else None,
     )
 

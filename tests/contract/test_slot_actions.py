@@ -205,4 +205,6 @@ async def test_a_smaller_context_refuses_the_file(server: Subject) -> None:
     await server.complete("x" * 600, n_predict=1, id_slot=0)
     await server.act("save", 0, "big")
     await server.restart_with(n_ctx=512)
+    await server.complete(LONG, id_slot=0)
     assert_unrestorable(await server.act("restore", 0, "big"))
+    assert await server.held(0) == 0

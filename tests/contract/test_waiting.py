@@ -75,6 +75,34 @@ async def test_a_pinned_request_overtakes_a_waiting_save_which_then_saves_its_co
     assert (await save).json["n_saved"] == answer["tokens_evaluated"]
 
 
+@pytest.mark.parametrize("flags", [Flags(cache_ram=True)])
+async def test_with_a_prompt_cache_a_pin_on_a_busy_slot_puts_its_content_under_the_running_answer(
+    server: Subject,
+) -> None:
+    before = await server.complete(A * 5, id_slot=0)
+    await server.complete("something else", id_slot=0)
+    async with server.busy(0):
+        own = (await server.slots())[0]["n_prompt_tokens"]
+        waiting = asyncio.create_task(server.complete(A * 5, id_slot=0))
+        assert await unanswered(waiting, 0.1)
+        swapped = (await server.slots())[0]["n_prompt_tokens"]
+    await waiting
+    assert own < before["tokens_evaluated"] < swapped
+
+
+@pytest.mark.parametrize("flags", [Flags(cache_ram=True)])
+async def test_without_anything_better_in_the_prompt_cache_the_running_answer_is_left_alone(
+    server: Subject,
+) -> None:
+    async with server.busy(0):
+        waiting = asyncio.create_task(server.complete(A * 5, id_slot=0))
+        assert await unanswered(waiting, 0.1)
+        decoded = (await server.slots())[0]
+    answer = await waiting
+    assert decoded["n_prompt_tokens"] < decoded["next_token"][0]["n_decoded"] + 50
+    assert answer["timings"]["cache_n"] < 10
+
+
 @pytest.mark.parametrize("flags", [SLOW_PROMPTS])
 async def test_headers_come_when_the_slot_starts_and_the_first_byte_after_the_prompt(server: Subject) -> None:
     loop = asyncio.get_running_loop()

@@ -38,7 +38,6 @@ class Life:
     runner: web.AppRunner
     listener: asyncio.Server
     ended: asyncio.Event
-    sweeper: asyncio.Task[None]
 
 
 class FakeLlamaServer:
@@ -119,9 +118,8 @@ class FakeLlamaServer:
         if runner.server is None:
             raise RuntimeError("aiohttp made no server")
         listener = await self._listen(runner.server)
-        sweeper = asyncio.get_running_loop().create_task(wire.hang_up_on_silent(runner.server))
         self._engine = engine
-        self._life = Life(engine, api, runner, listener, ended, sweeper)
+        self._life = Life(engine, api, runner, listener, ended)
         self.lives += 1
 
     async def kill(self) -> None:
@@ -175,7 +173,6 @@ class FakeLlamaServer:
         if life is None:
             return
         life.ended.set()
-        life.sweeper.cancel()
         life.api.slot_routes.stop()
         life.engine.stop()
         life.listener.close()

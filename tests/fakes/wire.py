@@ -21,7 +21,6 @@ _RESET = struct.pack("ii", 1, 0)
 class Usage:
     """One connection so far."""
 
-    opened: float
     requests: int = 0
     running: int = 0
 
@@ -58,21 +57,11 @@ class Wire:
         else:
             response.headers["Keep-Alive"] = f"timeout={self.idle_close:g}, max={self.max_requests}"
 
-    async def hang_up_on_silent(self, server: web.Server) -> None:
-        """Connections that never asked anything are closed too; aiohttp only minds those that did."""
-        while True:
-            await asyncio.sleep(self.idle_close / 20)
-            connections = server.connections
-            self._usage = {c: usage for c, usage in self._usage.items() if c in connections}
-            now = asyncio.get_running_loop().time()
-            for connection in connections:
-                usage = self._of(connection)
-                if not usage.requests and now - usage.opened >= self.idle_close:
-                    connection.force_close()
-
     def _of(self, connection: web.RequestHandler) -> Usage:
-        now = asyncio.get_running_loop().time()
-        return self._usage.setdefault(connection, Usage(opened=now))
+        if connection not in self._usage:
+            self._usage = {c: usage for c, usage in self._usage.items() if c.transport is not None}
+            self._usage[connection] = Usage()
+        return self._usage[connection]
 
     def _close_if_idle(self, connection: web.RequestHandler) -> None:
         if not self._of(connection).running:

@@ -27,6 +27,11 @@ async def post(fake: FakeLlamaServer, path: str, body: Any = None) -> tuple[int,
         return reply.status, await reply.json()
 
 
+async def get(fake: FakeLlamaServer, path: str) -> Any:
+    async with aiohttp.ClientSession(fake.base_url) as session, session.get(path) as reply:
+        return await reply.json()
+
+
 async def act(fake: FakeLlamaServer, action: str, slot: int, filename: str = "f") -> tuple[int, Any]:
     return await post(fake, f"/slots/{slot}?action={action}", {"filename": filename})
 
@@ -37,10 +42,10 @@ async def complete(fake: FakeLlamaServer, prompt: str, **more: Any) -> Any:
     return answer
 
 
-async def text_of_stream(fake: FakeLlamaServer, **body: Any) -> str:
+async def text_of_stream(fake: FakeLlamaServer, headers: dict[str, str] | None = None, **body: Any) -> str:
     async with (
         aiohttp.ClientSession(fake.base_url) as session,
-        session.post("/completion", json={"stream": True, **body}) as reply,
+        session.post("/completion", json={"stream": True, **body}, headers=headers) as reply,
     ):
         events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: ")]
     return "".join(event["content"] for event in events)
@@ -189,10 +194,13 @@ async def test_a_long_save_holds_up_the_whole_server(fake: FakeLlamaServer) -> N
     saving = asyncio.create_task(act(fake, "save", 0))
     await until(lambda: len(fake.calls) == 1)
     other = asyncio.create_task(complete(fake, "x", id_slot=1))
-    await until(lambda: len(fake.calls) == 2)
+    seeing = asyncio.create_task(get(fake, "/slots"))
+    await until(lambda: len(fake.calls) == 3)
     assert not fake.slots[1].is_processing
+    assert not seeing.done()
     await saving
     await other
+    await seeing
 
 
 async def test_a_kill_between_save_and_answer_leaves_the_file(fake: FakeLlamaServer, tmp_path: Path) -> None:
@@ -261,6 +269,15 @@ async def test_a_client_that_leaves_before_the_first_token_frees_the_slot(fake: 
     await until(lambda: fake.slots[0].is_processing)
     running.cancel()
     await until(lambda: not fake.slots[0].is_processing)
+
+
+async def test_a_conversation_id_keeps_even_an_unstarted_answer_running(fake: FakeLlamaServer) -> None:
+    fake.faults.slow_first_token = 0.2
+    running = asyncio.create_task(text_of_stream(fake, {"X-Conversation-Id": "c"}, prompt="x", n_predict=9))
+    await until(lambda: fake.slots[1].is_processing)
+    running.cancel()
+    await until(lambda: not fake.slots[1].is_processing)
+    assert len(fake.slots[1].tokens) == 2 + 8
 
 
 async def test_a_useless_restore_reuses_nothing_but_only_once(fake: FakeLlamaServer) -> None:
