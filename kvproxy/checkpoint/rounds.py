@@ -49,10 +49,14 @@ class Rounds:
         self._save_seconds = save_seconds
         self._clock = clock
         self._changed = asyncio.Event()
+        self._resting: dict[SlotId, float] = {}
+        """Slots whose last checkpoint came to nothing, and until when they are left alone."""
 
     def slots_changed(self) -> None:
-        """A slot came free and nobody wanted it, or one began to serve."""
-        self._changed.set()
+        """A slot came free and nobody wanted it, or one began to serve. Wakes nobody without a reason:
+        this is called twice for each request."""
+        if self._next() is not None:
+            self._changed.set()
 
     async def run(self) -> None:
         """Save what is due, for ever."""
@@ -67,16 +71,19 @@ class Rounds:
 
     async def run_once(self) -> None:
         """One round. What is due is looked up again after each save: a save takes time."""
-        tried: set[SlotId] = set()
-        while (due := self._next(tried)) is not None:
-            tried.add(due.slot)
-            await self.save_slot(due.slot, due.trigger)
+        while (due := self._next()) is not None:
+            result = await self.save_slot(due.slot, due.trigger)
+            if result.outcome is not CheckpointOutcome.PUBLISHED:
+                self._resting[due.slot] = self._clock.now() + ROUND_SECONDS
 
-    def _next(self, tried: set[SlotId]) -> Due | None:
+    def _next(self) -> Due | None:
+        if not self._table.has_dirty:
+            return None
         views, now = self._table.views(), self._clock.now()
         due = next_due(views, self._policy, now)
         ahead = save_ahead(views, self._policy, Pressure(self._table.last_switch, self._save_seconds), now)
-        return next((one for one in (*due, *((ahead,) if ahead else ())) if one.slot not in tried), None)
+        everything = (*due, ahead) if ahead else due
+        return next((one for one in everything if self._resting.get(one.slot, now) <= now), None)
 
     async def save_slot(self, slot: SlotId, trigger: Trigger) -> Checkpoint:
         """Save one slot if it is free this moment; a save in flight is joined."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -63,6 +64,7 @@ def _split_entry(entry: str) -> tuple[str, str | None]:
     return _split(entry) or (_plain_name(entry), None)
 
 
+@lru_cache(maxsize=1024)
 def _plain_name(name: str) -> str:
     bare = name.strip("[]").lower()
     try:
@@ -84,6 +86,7 @@ def forbidden(method: str, raw_path: str, *, has_api_keys: bool = False) -> bool
     return path in _SHUT_TO_CHANGES or path.startswith("/slots/")
 
 
+@lru_cache(maxsize=1024)
 def _plainest(path: str) -> str:
     """Decoded until nothing changes, without query, parameters, NUL, dot segments or empty segments."""
     path = re.split(r"[?#]", path, maxsplit=1)[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from ipaddress import ip_address
 
 from multidict import CIMultiDict
@@ -147,6 +148,7 @@ def _forwarded(
         yield _FORWARDED[2], asked
 
 
+@lru_cache(maxsize=1024)
 def _is_address(text: str) -> bool:
     try:
         ip_address(text)

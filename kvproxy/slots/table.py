@@ -84,6 +84,11 @@ class SlotTable:
 
     # -- looking -----------------------------------------------------------------------------------------
 
+    @property
+    def has_dirty(self) -> bool:
+        """Whether any occupant has work that is not saved."""
+        return any(s.occupancy is not None and s.occupancy.is_dirty for s in self._slots.values())
+
     def views(self) -> tuple[SlotView, ...]:
         return tuple(slot.view() for slot in self._slots.values())
 

@@ -12,6 +12,7 @@ import sys
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from threading import Thread
+from time import sleep
 from typing import Literal, TextIO
 
 from kvproxy.telemetry.events import Event
@@ -19,6 +20,7 @@ from kvproxy.telemetry.lines import Line, line_of
 
 _MAX_WAITING = 10_000
 _LAST_LINES_SECONDS = 2.0
+_GATHER_SECONDS = 0.02
 
 _logger = logging.getLogger("kvproxy")
 
@@ -26,8 +28,14 @@ _logger = logging.getLogger("kvproxy")
 def log_event(event: Event) -> None:
     """The listener. Builds no line that would not be written."""
     line = line_of(event)
-    if _logger.isEnabledFor(line.level):
-        _logger.log(line.level, line.name, exc_info=line.error, extra={"line": line})
+    if not _logger.isEnabledFor(line.level):
+        return
+    # Made by hand: `Logger.log` would walk the stack for a caller that no line shows.
+    error = line.error
+    trace = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord(_logger.name, line.level, "", 0, line.name, None, trace)
+    record.line = line
+    _logger.handle(record)
 
 
 class Logging:
@@ -81,6 +89,9 @@ class _Handover(logging.Handler):
     def _write(self) -> None:
         while (record := self._waiting.get()) is not None:
             self._target.handle(record)
+            # Let more lines gather: to be woken for each one takes the interpreter from the event loop.
+            if self._waiting.empty():
+                sleep(_GATHER_SECONDS)
 
 
 def _dropped_record(count: int) -> logging.LogRecord:
