@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+from asyncio import Future
 from collections.abc import AsyncIterable, AsyncIterator
 from weakref import WeakSet
 
@@ -51,10 +52,35 @@ class _Ledger:
             raise _StaleConnection
         if protocol in self._used and (protocol in self._outdated or _has_news(conn.transport)):
             raise _StaleConnection
+        if protocol not in self._used and (closed := protocol.closed) is not None:
+            closed.add_done_callback(_look_away)
         self._used.add(protocol)
 
     def outdate(self) -> None:
         self._outdated.update(self._used)
+
+
+def _look_away(closed: Future[None]) -> None:
+    """Whoever asks for the future of the close owes it a look, or asyncio complains of an unread error."""
+    if not closed.cancelled():
+        closed.exception()
+
+
+def _fail_with_connection(response: aiohttp.ClientResponse) -> None:
+    """Let the body fail if its connection is lost: after a malformed chunk the HTTP library closes the
+    connection and tells everybody but the reader of the body, who would wait for ever."""
+    content, connection = response.content, response.connection
+    protocol = connection.protocol if connection is not None else None
+    closed = protocol.closed if protocol is not None else None
+    if closed is None or content.is_eof():
+        return
+
+    def fail(_: Future[None]) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection was lost in the body"))
+
+    closed.add_done_callback(fail)
+    content.on_eof(lambda: closed.remove_done_callback(fail) and None)
 
 
 def _careful_request(ledger: _Ledger) -> type[aiohttp.ClientRequest]:
@@ -70,6 +96,24 @@ def _careful_request(ledger: _Ledger) -> type[aiohttp.ClientRequest]:
             return await super().send(conn)
 
     return CarefulRequest
+
+
+class _CarefulResponse(aiohttp.ClientResponse):
+    """A connection that carried a body in chunks carries nothing more.
+
+    llama-server hangs up after each streamed answer, without having said so. A request that follows at once
+    is written before the close arrives, and nobody can tell then whether it was taken up.
+    """
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        protocol = connection.protocol
+        response = await super().start(connection)
+        if protocol is not None and "chunked" in self.headers.get("Transfer-Encoding", "").lower():
+            if self.connection is None:  # read to its end already, and back in the pool
+                protocol.close()
+            else:
+                protocol.force_close()
+        return response
 
 
 def _has_news(transport: asyncio.BaseTransport | None) -> bool:
@@ -110,6 +154,7 @@ class Transport:
             max_field_size=HEADER_BYTES,
             max_headers=HEADER_COUNT,
             request_class=_careful_request(self._ledger),
+            response_class=_CarefulResponse,
         )
 
     async def send(
@@ -131,7 +176,7 @@ class Transport:
     ) -> aiohttp.ClientResponse:
         data, fields = _payload(headers, body)
         try:
-            return await self._session.request(
+            response = await self._session.request(
                 method, self._url(raw_path), headers=fields, data=data, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -143,6 +188,8 @@ class Transport:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamError(f"the upstream broke off before it answered: {error}") from error
+        _fail_with_connection(response)
+        return response
 
     def _url(self, raw_path: str) -> URL:
         # As a path that is not looked into; parsed as a URL, an empty query would lose its `?`.

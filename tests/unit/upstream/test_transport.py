@@ -343,3 +343,29 @@ async def test_many_requests_run_at_once() -> None:
             go.set()
         await transport.close()
     assert server.connections == 120
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"2\r\nok\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("is_in_one_piece", [True, False])
+async def test_a_connection_that_carried_a_body_in_chunks_is_not_used_again(is_in_one_piece: bool) -> None:
+    """The server hangs up after a stream without announcing it, perhaps when we have written already."""
+    head, body = CHUNKED
+
+    async def script(wire: Wire) -> None:
+        while True:
+            await server.request(wire)
+            if is_in_one_piece:
+                await wire.send(head + body)
+            else:
+                await wire.send(head)
+                await asyncio.sleep(0.01)
+                await wire.send(body)
+
+    async with (server := RawServer(script)):
+        transport = await serve(server)
+        for _ in range(3):
+            assert await answer(transport) == b"ok"
+        await transport.close()
+    assert (server.connections, len(server.heads)) == (3, 3)
