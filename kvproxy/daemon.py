@@ -86,7 +86,7 @@ async def _listen(runner: web.ServerRunner, settings: Settings) -> None:
 async def _stop(runtime: Runtime, signals: _Signals) -> int:
     """Drain within the budget; a second signal ends it at once."""
     budget = runtime.settings.server.drain_seconds
-    log.info("shutting down: %d requests run, %g seconds at most", runtime.desk.out, budget)
+    log.info("shutting down: %d requests run, %g seconds at most", runtime.face.running, budget)
     drain = runtime.tasks.spawn(runtime.drain(budget), name="drain")
     hurry = runtime.tasks.spawn(signals.second.wait(), name="second signal")
     await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)

@@ -95,6 +95,7 @@ class Runtime:
         reserve = budget_seconds / 5 if self.settings.checkpoint.on_shutdown else 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - self.clock.now() - reserve)):
+                await self.face.until_idle()
                 await self.desk.until_all_returned()
         return _sum(saved, await self._flush(max(0.0, until - self.clock.now()), wait_for_requests=False))
 

@@ -44,6 +44,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "snapshots.names",
         "snapshots.retention",
         "proxy.rewrite",
+        "proxy.opening",
         "proxy.headers",
         "proxy.endpoints",
         "proxy.guard",

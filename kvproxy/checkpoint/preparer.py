@@ -3,7 +3,8 @@
     resident                                         nothing
     somebody else lives there    save them (switch), then
         the session is stored    restore
-        it is not                erase: what is left of another conversation is nobody's
+        it is not                erase: what is left of another conversation is nobody's,
+                                 unless both open alike: then it is a beginning that need not be computed
 
 Runs in a task of the house. A client that leaves meanwhile does not tear a save or a restore apart.
 """
@@ -15,7 +16,7 @@ from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, RestoreOutc
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.restorer import Restoration, Restorer
 from kvproxy.errors import ErrorCode, ReplyError
-from kvproxy.identifiers import SlotId, short
+from kvproxy.identifiers import SessionKey, SlotId, short
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease
 from kvproxy.slots.state import SlotState
@@ -57,13 +58,15 @@ class Preparer:
 
     async def prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         """Make the slot of `lease` ready for `session` (None: for a request that owns nothing)."""
-        had_occupant = self._p.table.view(lease.slot).occupancy is not None
-        if had_occupant and (refusal := await self.vacate(lease, lease.slot, session)) is not None:
+        if lease.is_void:
+            return self._cold(lease, session, Reason.SERVER_RESTARTED)
+        occupant = self._p.table.view(lease.slot).occupant
+        if occupant is not None and (refusal := await self.vacate(lease, lease.slot, session)) is not None:
             return refusal
         if session is None or lease.is_fork:
-            await self._blank(lease, had_occupant)
+            await self._blank(lease, occupant, session)
             return self._cold(lease, session, Reason.SESSION_BUSY if lease.is_fork else Reason.NO_SNAPSHOT)
-        return await self._bring_back(lease, session, had_occupant)
+        return await self._bring_back(lease, session, occupant)
 
     async def vacate(self, lease: Lease, slot: SlotId, newcomer: Session | None) -> ReplyError | None:
         """End the stay of whoever lives in `slot`, saved first."""
@@ -94,10 +97,10 @@ class Preparer:
         return None
 
     async def _bring_back(
-        self, lease: Lease, session: Session, had_occupant: bool
+        self, lease: Lease, session: Session, occupant: SessionKey | None
     ) -> Preparation | ReplyError:
         if lease.is_void or self._p.table.view(lease.slot).state is not SlotState.IDLE:
-            return self._cold(lease, session, Reason.RESTORE_FAILED)
+            return self._cold(lease, session, self._reason_without_trying(session))
         result = await self._restorer.restore(lease.slot, lease.epoch, session.key, session.revision)
         if result.outcome is RestoreOutcome.RESTORED:
             return Preparation(Outcome.RESTORED, restored_tokens=result.tokens)
@@ -108,12 +111,20 @@ class Preparer:
                 status=503,
                 retry_after_seconds=5,
             )
-        await self._blank(lease, had_occupant)
+        await self._blank(lease, occupant, session)
         return self._cold(lease, session, _reason(session, result))
 
-    async def _blank(self, lease: Lease, had_occupant: bool) -> None:
+    def _reason_without_trying(self, session: Session) -> Reason:
+        """The slot is in no condition to be restored into."""
+        if self._p.store.find_any(session.key):
+            return Reason.RESTORE_FAILED
+        return _reason(session, Restoration(RestoreOutcome.NO_SNAPSHOT))
+
+    async def _blank(self, lease: Lease, evicted: SessionKey | None, newcomer: Session | None) -> None:
         """Erase what is left of another conversation. A slot that keeps it only answers the same later."""
-        if not had_occupant or lease.is_void or not self._p.standing.facts.persistence.is_on:
+        if evicted is None or lease.is_void or not self._p.standing.facts.persistence.is_on:
+            return
+        if newcomer is not None and self._opens_alike(evicted, newcomer):
             return
         view = self._p.table.view(lease.slot)
         if view.is_blank or view.state is not SlotState.IDLE:
@@ -126,6 +137,10 @@ class Preparer:
             self._p.table.doubt(view.id, lease.epoch)
         elif attempt.succeeded:
             self._p.table.lose(view.id, lease.epoch, is_blank=True)
+
+    def _opens_alike(self, evicted: SessionKey, newcomer: Session) -> bool:
+        other = self._p.registry.find(evicted)
+        return newcomer.opening is not None and other is not None and other.opening == newcomer.opening
 
     def _late(self, lease: Lease) -> None:
         self._p.table.fate_known(lease.slot, lease.epoch)

@@ -60,7 +60,9 @@ class Account:
         self.was_seen_running = True
 
     def headers(self) -> dict[str, str]:
-        """The headers by which the client is told what was done."""
+        """The headers by which the client is told what was done; none for a request that is nobody's."""
+        if self._session is None and self._preparation.outcome is Outcome.COLD:
+            return {}
         told = {
             "X-KVProxy-Slot": "-" if self._slot is None else str(self._slot),
             "X-KVProxy-Outcome": self._preparation.outcome.value,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -43,8 +44,29 @@ class ClientFace:
 
     def __init__(self, parts: FaceParts) -> None:
         self._p = parts
+        self._running = 0
+        self._ended = asyncio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._running += 1
+        try:
+            return await self._handle(request)
+        finally:
+            self._running -= 1
+            self._ended.set()
+
+    async def until_idle(self) -> None:
+        """Wait until no request is being answered."""
+        while self._running:
+            self._ended.clear()
+            await self._ended.wait()
+
+    @property
+    def running(self) -> int:
+        """How many requests are being answered."""
+        return self._running
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         target = origin_form(request.raw_path)
         path = target.path_and_query.partition("?")[0]
         if path in ALWAYS_ANSWERED:

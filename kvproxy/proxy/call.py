@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from kvproxy.proxy.endpoints import Endpoint, Reach, refine
+from kvproxy.proxy.opening import opening_of
 from kvproxy.proxy.receive import parse_object, read_body
 from kvproxy.sessions.key import (
     ClientId,
@@ -30,6 +31,8 @@ class Call:
     is_bypass: bool
     is_auxiliary: bool
     may_persist: bool
+    opening: bytes | None = None
+    """A digest of how the conversation opens."""
 
     @property
     def is_owner(self) -> bool:
@@ -60,6 +63,7 @@ async def receive(
         is_bypass,
         is_auxiliary or forbids_cache,
         not forbids_persistence(headers),
+        opening_of(document),
     )
     return call.unpinned() if _server_chooses(call, document) else call
 

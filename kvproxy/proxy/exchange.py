@@ -111,7 +111,7 @@ class Exchange:
     async def _serve(self, request: web.BaseRequest, call: Call, account: Account) -> web.StreamResponse:
         for _ in range(MAX_LIVES):
             facts = await self._p.watch.confirm()
-            if not facts.pins or facts.state is ServerState.LOADING:
+            if facts.state is ServerState.LOADING or (facts.state.has_slots and not facts.pins):
                 return await self._stray(request, call, account, facts)
             _require(facts)
             try:
@@ -197,7 +197,7 @@ class Exchange:
             return None
         preparation: Preparation | ReplyError | None = self._p.preparer.at_once(lease, session)
         if preparation is None:
-            preparation = await self._see_through(lease, self._p.preparer.prepare(lease, session))
+            preparation = await self._see_through(lease, self._prepare(lease, session))
         if isinstance(preparation, ReplyError) or lease.is_void:
             self._release(lease)
             if isinstance(preparation, ReplyError):
@@ -207,6 +207,13 @@ class Exchange:
         stored = before.tokens if before else None
         account.prepared(_shown(preparation, call), session, lease.slot, stored)
         return await self._run(request, call, account, lease, session)
+
+    async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
+        preparation = await self._p.preparer.prepare(lease, session)
+        # It took a while. A server that is another one by now may have fewer slots, and would run the
+        # request in one of them that is in use.
+        await self._p.watch.confirm()
+        return preparation
 
     async def _run(
         self, request: web.BaseRequest, call: Call, account: Account, lease: Lease, session: Session | None
@@ -370,6 +377,7 @@ class Exchange:
         key = derive_key(self._p.server, "", facts.model, call.client)
         session = self._p.registry.touch(key, call.client.digest, facts.model)
         session.may_persist = session.may_persist and call.may_persist
+        session.opening = call.opening
         return session
 
 

@@ -38,6 +38,8 @@ class Session:
     """It lived in a slot of the server's present or an earlier life."""
     lost_to_restart: bool = False
     """Its stay ended with a life of the server."""
+    opening: bytes | None = None
+    """A digest of how its newest request opened; None if short or unknown."""
     preparation: Preparation | None = None
     verdict: Verdict = Verdict.UNKNOWN
 

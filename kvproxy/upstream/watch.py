@@ -157,6 +157,8 @@ class Watch:
             return False
         if self._is_suspect and not props.has_marker:
             return False
+        if not props.is_sleeping and self._p.standing.facts.persistence.mode is PersistenceMode.UNKNOWN:
+            return False  # first met asleep: now it can be asked what it allows
         return known.is_sleeping or not props.is_sleeping
 
     def _still_there(self, props: Props) -> None:
@@ -178,8 +180,11 @@ class Watch:
         state = _STATES.get(answer.reason, ServerState.DEGRADED)
         reason = KEY_ADVICE if answer.reason is Obstacle.UNAUTHORIZED else answer.message
         changed = self._p.standing.facts.state is not state
-        pins = state is not ServerState.DEGRADED
-        self._p.standing.set(state=state, reason=reason, pins=pins)
+        if state is ServerState.DEGRADED:
+            # It serves, but does not tell who it is: once it does, that is a life to take up anew.
+            self._p.standing.set(state=state, reason=reason, props=None, pins=False)
+        else:
+            self._p.standing.set(state=state, reason=reason)
         self._p.desk.suspend()
         if state is not ServerState.LOADING:
             message = f"llama-server cannot be used: {reason}"
