@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import HttpVersion11, http_parser, web
+from aiohttp import HttpVersion10, HttpVersion11, http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from kvproxy.errors import SettingsError
@@ -63,6 +63,8 @@ def _well_formed(handler: Handler) -> Handler:
     async def checked(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "CONNECT":
             return _refusal(request, HTTPStatus.METHOD_NOT_ALLOWED)
+        if request.version not in (HttpVersion10, HttpVersion11):
+            return _refusal(request, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
         if _lacks_host(request):
             return _refusal(request, HTTPStatus.BAD_REQUEST)
         return await handler(request)
@@ -71,7 +73,7 @@ def _well_formed(handler: Handler) -> Handler:
 
 
 def _lacks_host(request: web.BaseRequest) -> bool:
-    return request.version >= HttpVersion11 and not request.headers.get("Host", "").strip()
+    return request.version == HttpVersion11 and not request.headers.get("Host", "").strip()
 
 
 def _refusal(request: web.BaseRequest, status: HTTPStatus) -> web.Response:

@@ -79,8 +79,11 @@ def _fail_with_connection(response: aiohttp.ClientResponse) -> None:
         if not content.is_eof() and content.exception() is None:
             content.set_exception(aiohttp.ClientPayloadError("the connection was lost in the body"))
 
+    def forget() -> None:
+        closed.remove_done_callback(fail)
+
     closed.add_done_callback(fail)
-    content.on_eof(lambda: closed.remove_done_callback(fail) and None)
+    content.on_eof(forget)
 
 
 def _careful_request(ledger: _Ledger) -> type[aiohttp.ClientRequest]:
