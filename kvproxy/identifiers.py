@@ -22,6 +22,10 @@ Epoch = NewType("Epoch", int)
 SnapshotName = NewType("SnapshotName", str)
 """The file name of a snapshot in the server's save directory; opaque, never used twice."""
 
+Owner = NewType("Owner", str)
+"""8 hex digits in the name of every snapshot of one state directory: two of them may share a save directory,
+and neither may sweep away the other's files."""
+
 SHORT_KEY_DIGITS = 12
 
 

@@ -73,16 +73,18 @@ class Checkpointer:
         fingerprint = self._p.standing.facts.fingerprint
         if fingerprint is None:
             return Checkpoint(CheckpointOutcome.OFF)
-        job = _Job(slot, epoch, view.occupancy, fingerprint, trigger, new_name())
+        job = _Job(slot, epoch, view.occupancy, fingerprint, trigger, new_name(self._p.store.owner))
         done: asyncio.Future[Checkpoint] = asyncio.get_running_loop().create_future()
         self._in_flight[slot] = done
         self._names.add(job.name)
         result = Checkpoint(CheckpointOutcome.SUPERSEDED)
         try:
             result = await self._run(job)
+            if result.outcome is not CheckpointOutcome.TIMED_OUT:
+                self._names.discard(job.name)
         finally:
-            del self._in_flight[slot]
-            self._names.discard(job.name)
+            if self._in_flight.get(slot) is done:  # else a save of a later life of the slot is in flight
+                del self._in_flight[slot]
             done.set_result(result)
         return result
 
@@ -92,7 +94,7 @@ class Checkpointer:
         return None if flying is None else await asyncio.shield(flying)
 
     def names_in_flight(self) -> set[SnapshotName]:
-        """Files that are being written and have no manifest yet."""
+        """Files that are being written, or may be by a save past its deadline, and have no manifest yet."""
         return set(self._names)
 
     def _reason_to_skip(self, occupancy: Occupancy, trigger: Trigger) -> CheckpointOutcome | None:
@@ -247,7 +249,11 @@ class Checkpointer:
         """A save past its deadline has ended: whatever it wrote is not to be trusted."""
         self._p.table.fate_known(job.slot, job.epoch)
         self._p.slots_changed()
-        self._p.tasks.spawn(self._p.files.delete(job.name), name="delete late save")
+        self._p.tasks.spawn(self._delete_late(job.name), name="delete late save")
+
+    async def _delete_late(self, name: SnapshotName) -> None:
+        await self._p.files.delete(name)
+        self._names.discard(name)
 
 
 _OUTCOMES = {

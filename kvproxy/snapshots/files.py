@@ -13,10 +13,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
-from kvproxy.identifiers import SnapshotName
+from kvproxy.identifiers import Owner, SnapshotName
 from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of
 from kvproxy.snapshots.manifest import FileIdentity, Generation
-from kvproxy.snapshots.names import is_ours
+from kvproxy.snapshots.names import is_of, is_ours
 from kvproxy.upstream.replies import Saved
 
 __all__ = ["FileCheck", "ServerOwnedFiles", "SharedDirectory", "SnapshotFiles"]
@@ -46,9 +46,9 @@ class SnapshotFiles(Protocol):
         """True if the file is gone."""
         ...
 
-    async def orphans(self, known: Collection[SnapshotName]) -> tuple[SnapshotName, ...]:
-        """Files with a name of ours that is not `known`. A save in flight must be among the known, and
-        whoever deletes one looks again first: it may have been published since."""
+    async def orphans(self, known: Collection[SnapshotName], owner: Owner) -> tuple[SnapshotName, ...]:
+        """Files of `owner` that are not `known`. A save in flight must be among the known, and whoever
+        deletes one looks again first: it may have been published since."""
         ...
 
     async def free_bytes(self) -> int | None:
@@ -77,7 +77,7 @@ class ServerOwnedFiles:
     async def delete(self, name: SnapshotName) -> bool:
         return False
 
-    async def orphans(self, known: Collection[SnapshotName]) -> tuple[SnapshotName, ...]:
+    async def orphans(self, known: Collection[SnapshotName], owner: Owner) -> tuple[SnapshotName, ...]:
         return ()
 
     async def free_bytes(self) -> int | None:
@@ -107,9 +107,9 @@ class SharedDirectory:
     async def delete(self, name: SnapshotName) -> bool:
         return is_ours(name) and await asyncio.to_thread(_delete, self.path / name)
 
-    async def orphans(self, known: Collection[SnapshotName]) -> tuple[SnapshotName, ...]:
+    async def orphans(self, known: Collection[SnapshotName], owner: Owner) -> tuple[SnapshotName, ...]:
         named = frozenset(known)
-        found = await asyncio.to_thread(_list_ours, self.path)
+        found = await asyncio.to_thread(_list_of, owner, self.path)
         return tuple(name for name in found if name not in named)
 
     async def free_bytes(self) -> int | None:
@@ -128,9 +128,9 @@ def _delete(path: Path) -> bool:
     return True
 
 
-def _list_ours(directory: Path) -> tuple[SnapshotName, ...]:
+def _list_of(owner: Owner, directory: Path) -> tuple[SnapshotName, ...]:
     try:
-        return tuple(SnapshotName(name) for name in sorted(os.listdir(directory)) if is_ours(name))
+        return tuple(SnapshotName(name) for name in sorted(os.listdir(directory)) if is_of(owner, name))
     except OSError:
         # `check_usable` tells the reason; a directory that cannot be listed has nothing to collect.
         return ()

@@ -54,7 +54,8 @@ class Keeper:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Look when asked, and now and then, for ever."""
+        """Look when asked, and now and then, for ever; first of all at what the last life left behind."""
+        await self.sweep()
         while True:
             await self.collect()
             try:
@@ -82,12 +83,16 @@ class Keeper:
         return removed.names
 
     async def sweep(self) -> tuple[SnapshotName, ...]:
-        """Delete files of ours that no manifest names: what a kill left behind."""
-        orphans = await self._files.orphans(self._store.names() | self._in_flight())
-        # A save that began meanwhile is not among them: its name was made after the directory was read.
-        still = tuple(name for name in orphans if name not in self._store.names() | self._in_flight())
-        await self.delete(still)
-        return still
+        """Delete files of ours that no manifest names: what a kill left behind. The names that went."""
+        orphans = await self._files.orphans(self._known(), self._store.owner)
+        return tuple([name for name in orphans if await self._swept(name)])
+
+    async def _swept(self, name: SnapshotName) -> bool:
+        # Asked for each: a save may have begun after the first look, and be published during the last.
+        return name not in self._known() and await self._files.delete(name)
+
+    def _known(self) -> set[SnapshotName]:
+        return self._store.names() | self._in_flight()
 
     async def delete(self, names: tuple[SnapshotName, ...]) -> None:
         """Delete the files of forgotten snapshots, where we can reach them."""

@@ -1,6 +1,7 @@
 """The state directory on disk: manifests, marks of restores in flight, quarantine. All of it blocks.
 
 lock                     who uses it
+owner                    8 hex digits, made once: the mark of this directory's snapshot files
 manifests/<key>-<fp>.json
 restoring/<name>         empty; there while the server restores that snapshot
 quarantine/              manifests that could not be read
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.errors import StateDirError
-from kvproxy.identifiers import SnapshotName
+from kvproxy.identifiers import Owner, SnapshotName
 from kvproxy.snapshots.atomic import (
     TEMP_SUFFIX,
     Observe,
@@ -22,9 +23,10 @@ from kvproxy.snapshots.atomic import (
     write_atomic,
 )
 from kvproxy.snapshots.manifest import Manifest, Unreadable, decode, encode
-from kvproxy.snapshots.names import is_ours
+from kvproxy.snapshots.names import is_ours, is_owner, new_owner
 
 MAX_MANIFEST_BYTES = 65_536
+MAX_OWNER_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Loaded:
     manifests: tuple[Manifest, ...]
     restoring: tuple[SnapshotName, ...]
     complaints: tuple[str, ...]
+    owner: Owner
 
 
 def file_name(manifest: Manifest) -> str:
@@ -48,6 +51,7 @@ class StateDir:
         self._manifests = path / "manifests"
         self._restoring = path / "restoring"
         self._quarantine = path / "quarantine"
+        self._owner = path / "owner"
         self._observe = observe
 
     def prepare(self) -> None:
@@ -80,9 +84,18 @@ class StateDir:
                 manifests.append(found)
             else:
                 complaints.append(self._put_aside(path, found.reason))
-        return Loaded(
-            tuple(manifests), tuple(SnapshotName(mark) for mark in marks if is_ours(mark)), tuple(complaints)
-        )
+        owner = _read_owner(self._owner) or self._make_owner(complaints)
+        restoring = tuple(SnapshotName(mark) for mark in marks if is_ours(mark))
+        return Loaded(tuple(manifests), restoring, tuple(complaints), owner)
+
+    def _make_owner(self, complaints: list[str]) -> Owner:
+        """An owner for this life at least: on a full disk nothing else can be written either."""
+        owner = new_owner()
+        try:
+            write_atomic(self._owner, f"{owner}\n".encode("ascii"))
+        except OSError as error:
+            complaints.append(f"cannot write {self._owner}: {error.strerror or error}")
+        return owner
 
     def _put_aside(self, path: Path, reason: str) -> str:
         try:
@@ -140,6 +153,16 @@ def _read(path: Path) -> Manifest | Unreadable:
     if isinstance(found, Manifest) and file_name(found) != path.name:
         return Unreadable(f"its name should be {file_name(found)}")
     return found
+
+
+def _read_owner(path: Path) -> Owner | None:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_OWNER_BYTES).decode("ascii", "replace").strip()
+    except OSError:
+        # There is none yet, or it is of no use: a new one is made, and its write tells what is wrong.
+        return None
+    return Owner(text) if is_owner(text) else None
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from kvproxy.clock import Clock
-from kvproxy.errors import ErrorCode
-from kvproxy.identifiers import ServerName, SessionKey, SnapshotName, short
+from kvproxy.errors import ErrorCode, InvariantError
+from kvproxy.identifiers import Owner, ServerName, SessionKey, SnapshotName, short
 from kvproxy.snapshots.atomic import Observe, unobserved
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.index import SnapshotIndex, Totals
@@ -86,6 +86,7 @@ class SnapshotStore:
         self._emit = emit
         self._index = SnapshotIndex()
         self._lock: StateLock | None = None
+        self._owner: Owner | None = None
         self._restoring: set[SnapshotName] = set()
         self._unwritten: dict[str, Manifest] = {}
         """What the disk does not have yet, by file name: times of last use, and changes that failed."""
@@ -98,6 +99,7 @@ class SnapshotStore:
     async def open(self) -> None:
         """Lock the state directory and read it. StateDirError if it is taken or cannot be used."""
         self._lock, loaded = await asyncio.to_thread(_open, self._directory)
+        self._owner = loaded.owner
         for manifest in loaded.manifests:
             self._index.put(manifest)
         for complaint in loaded.complaints:
@@ -122,6 +124,13 @@ class SnapshotStore:
             if isinstance(done, StoreFailure):
                 return  # The mark stays: it is all that would tell the next start.
         await self.clear_restoring(name)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose snapshot files are ours to name and to sweep; made once per state directory."""
+        if self._owner is None:
+            raise InvariantError("the store was never opened: whose files are its own is not known yet")
+        return self._owner
 
     # -- questions -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvproxy.identifiers import Revision, ServerName, SessionKey, SlotId, SnapshotName
+from kvproxy.identifiers import Owner, Revision, ServerName, SessionKey, SlotId, SnapshotName
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.manifest import Generation, Manifest
 from kvproxy.snapshots.names import new_name
@@ -17,6 +17,7 @@ from kvproxy.telemetry.events import Event
 
 E = TypeVar("E")
 
+OWNER = Owner("0123abcd")
 KEY = SessionKey("a" * 32)
 OTHER_KEY = SessionKey("b" * 32)
 FINGERPRINT = Fingerprint.from_dict({"model_path": "/models/one.gguf", "build": "b11434"})
@@ -62,7 +63,7 @@ def plain_file(tokens: Sequence[int], *, state: bytes = b"kv" * 50, version: int
 
 def generation(**changes: Any) -> Generation:
     made = Generation(
-        name=new_name(), tokens=3, size_bytes=100, revision=Revision(1), saved_at=900.0, slot=SlotId(0)
+        name=new_name(OWNER), tokens=3, size_bytes=100, revision=Revision(1), saved_at=900.0, slot=SlotId(0)
     )
     return made.model_copy(update=changes)
 
@@ -95,6 +96,6 @@ def publication(one: Generation | None = None, **changes: Any) -> Publication:
 
 def put(directory: Path, data: bytes, name: SnapshotName | None = None) -> SnapshotName:
     """A slot file in a save directory, as the server leaves it."""
-    name = name or new_name()
+    name = name or new_name(OWNER)
     (directory / name).write_bytes(data)
     return name

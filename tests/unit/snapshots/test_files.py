@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy.identifiers import Owner
 from kvproxy.snapshots import files as module
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.names import new_name
 from kvproxy.upstream.replies import Saved
-from tests.unit.snapshots.samples import generation, packed_file, put
+from tests.unit.snapshots.samples import OWNER, generation, packed_file, put
 
 DATA = packed_file([5, 6, 7])
 SAVED = Saved(tokens=3, size_bytes=len(DATA))
@@ -29,9 +30,9 @@ def test_both_ways_to_the_files_answer_the_same_questions(tmp_path: Path) -> Non
 async def test_nothing_is_known_against_a_file_we_cannot_see() -> None:
     files = ServerOwnedFiles()
 
-    assert (await files.verify_saved(new_name(), SAVED)).is_ok
+    assert (await files.verify_saved(new_name(OWNER), SAVED)).is_ok
     assert (await files.verify_stored(generation())).is_ok
-    assert (await files.digest(new_name()), await files.free_bytes(), await files.check_usable()) == (
+    assert (await files.digest(new_name(OWNER)), await files.free_bytes(), await files.check_usable()) == (
         None,
         None,
         None,
@@ -41,11 +42,11 @@ async def test_nothing_is_known_against_a_file_we_cannot_see() -> None:
 async def test_a_file_we_cannot_see_cannot_be_deleted_or_found() -> None:
     files = ServerOwnedFiles()
 
-    assert (await files.delete(new_name()), await files.orphans(())) == (False, ())
+    assert (await files.delete(new_name(OWNER)), await files.orphans((), OWNER)) == (False, ())
 
 
 async def test_a_save_of_nothing_is_refused_also_where_we_cannot_see() -> None:
-    assert not (await ServerOwnedFiles().verify_saved(new_name(), Saved(0, 40))).is_ok
+    assert not (await ServerOwnedFiles().verify_saved(new_name(OWNER), Saved(0, 40))).is_ok
 
 
 async def test_a_saved_file_is_verified_stored_and_hashed_where_we_see_it(shared: SharedDirectory) -> None:
@@ -68,7 +69,7 @@ async def test_a_deleted_file_is_gone_and_deleting_it_again_is_no_failure(shared
 
 
 async def test_what_cannot_be_deleted_is_not_called_gone(shared: SharedDirectory) -> None:
-    name = new_name()
+    name = new_name(OWNER)
     (shared.path / name).mkdir()
 
     assert not await shared.delete(name)
@@ -87,15 +88,25 @@ async def test_orphans_are_files_of_ours_that_nobody_knows(shared: SharedDirecto
     known, orphan = put(shared.path, DATA), put(shared.path, DATA)
     (shared.path / "users-own.kv").write_bytes(DATA)
 
-    assert await shared.orphans([known]) == (orphan,)
+    assert await shared.orphans([known], OWNER) == (orphan,)
+
+
+async def test_the_files_of_another_owner_in_the_same_directory_are_no_orphans(
+    shared: SharedDirectory,
+) -> None:
+    theirs = put(shared.path, DATA, new_name(Owner("ffffffff")))
+    put(shared.path, DATA)
+
+    assert theirs not in await shared.orphans([], OWNER)
+    assert await shared.orphans([], Owner("ffffffff")) == (theirs,)
 
 
 async def test_a_directory_that_is_not_there_has_a_reason_and_nothing_else(tmp_path: Path) -> None:
     absent = SharedDirectory(tmp_path / "absent")
 
     assert await absent.check_usable() == f"{tmp_path / 'absent'}: No such file or directory"
-    assert (await absent.orphans(()), await absent.free_bytes()) == ((), None)
-    assert not (await absent.verify_saved(new_name(), SAVED)).is_ok
+    assert (await absent.orphans((), OWNER), await absent.free_bytes()) == ((), None)
+    assert not (await absent.verify_saved(new_name(OWNER), SAVED)).is_ok
 
 
 async def test_a_file_is_no_directory_to_use(tmp_path: Path) -> None:
@@ -139,7 +150,7 @@ async def test_the_loop_runs_on_while_a_file_is_hashed(
 
     monkeypatch.setattr(module, "digest_of", slow)
 
-    assert await shared.digest(new_name()) == "0" * 64
+    assert await shared.digest(new_name(OWNER)) == "0" * 64
     assert reached.is_set()
 
 

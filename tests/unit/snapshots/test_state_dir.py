@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from kvproxy.errors import StateDirError
-from kvproxy.snapshots.manifest import encode
-from kvproxy.snapshots.state_dir import MAX_MANIFEST_BYTES, Loaded, StateDir, file_name
+from kvproxy.identifiers import SnapshotName
+from kvproxy.snapshots.manifest import Manifest, encode
+from kvproxy.snapshots.names import is_owner
+from kvproxy.snapshots.state_dir import MAX_MANIFEST_BYTES, StateDir, file_name
 from tests.unit.snapshots.samples import FINGERPRINT, KEY, OTHER_KEY, generation, manifest
 from tests.unit.snapshots.steps import STEPS, Crash, crash_at, fail_at
 
@@ -25,12 +27,17 @@ def put(state: StateDir, name: str, data: bytes) -> Path:
     return path
 
 
+def found(state: StateDir) -> tuple[tuple[Manifest, ...], tuple[SnapshotName, ...], tuple[str, ...]]:
+    loaded = state.load()
+    return loaded.manifests, loaded.restoring, loaded.complaints
+
+
 def test_the_directories_are_made_private_and_making_them_again_is_harmless(state: StateDir) -> None:
     state.prepare()
 
     made = [state.path, *state.path.iterdir()]
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
-    assert state.load() == Loaded((), (), ())
+    assert found(state) == ((), (), ())
 
 
 def test_a_state_directory_under_a_file_is_named_with_the_mend(tmp_path: Path) -> None:
@@ -52,7 +59,7 @@ def test_what_was_written_is_loaded(state: StateDir) -> None:
 
     assert (state.write(one), state.write(other)) == (None, None)
 
-    assert state.load() == Loaded((one, other), (), ())
+    assert found(state) == ((one, other), (), ())
 
 
 def test_what_was_removed_is_not_loaded_and_removing_it_again_is_no_failure(state: StateDir) -> None:
@@ -67,7 +74,7 @@ def test_what_was_removed_is_not_loaded_and_removing_it_again_is_no_failure(stat
 def test_temp_files_of_a_crash_are_removed_and_not_complained_about(state: StateDir) -> None:
     put(state, ".a.json.0011.tmp", b"half")
 
-    assert state.load() == Loaded((), (), ())
+    assert found(state) == ((), (), ())
     assert os.listdir(state.path / "manifests") == []
 
 
@@ -131,7 +138,7 @@ def test_a_crash_at_any_step_leaves_the_old_manifest_or_the_new(tmp_path: Path, 
         StateDir(tmp_path, observe=crash_at(step)).write(new)
 
     expected = new if step in ("renamed", "settled") else old
-    assert state.load() == Loaded((expected,), (), ())
+    assert found(state) == ((expected,), (), ())
     assert os.listdir(tmp_path / "manifests") == [file_name(old)]
 
 
@@ -183,3 +190,36 @@ def test_a_mark_that_is_not_one_of_ours_is_ignored(state: StateDir) -> None:
 
 def test_a_manifest_is_called_by_its_session_and_fingerprint() -> None:
     assert file_name(manifest()) == f"{KEY}-{FINGERPRINT.digest}.json"
+
+
+def test_an_owner_is_made_once_and_found_again(state: StateDir, tmp_path: Path) -> None:
+    owner = state.load().owner
+
+    other = StateDir(tmp_path / "other")
+    other.prepare()
+
+    assert is_owner(owner)
+    assert state.load().owner == owner
+    assert other.load().owner != owner
+    assert (state.path / "owner").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", [b"", b"../../..", b"\xff" * 100, b"0123abcd" * 50])
+def test_an_owner_file_that_says_nothing_useful_is_made_anew(state: StateDir, text: bytes) -> None:
+    (state.path / "owner").write_bytes(text)
+
+    owner = state.load().owner
+
+    assert is_owner(owner)
+    assert state.load().owner == owner
+
+
+def test_an_owner_that_cannot_be_written_serves_for_this_life_and_is_complained_about(
+    state: StateDir,
+) -> None:
+    (state.path / "owner").mkdir()
+
+    loaded = state.load()
+
+    assert is_owner(loaded.owner)
+    assert loaded.complaints == (f"cannot write {state.path / 'owner'}: Is a directory",)

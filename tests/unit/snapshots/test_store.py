@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.errors import ErrorCode, StateDirError
+from kvproxy.errors import ErrorCode, InvariantError, StateDirError
 from kvproxy.snapshots.manifest import FileIdentity, generation_to_restore
 from kvproxy.snapshots.state_dir import StateDir, file_name
 from kvproxy.snapshots.store import (
@@ -83,6 +83,23 @@ async def published(store: SnapshotStore, **changes: object) -> Published:
     done = await store.publish(publication(**changes))  # type: ignore[arg-type]
     assert isinstance(done, Published)
     return done
+
+
+async def test_the_owner_of_files_outlives_a_restart_and_differs_between_directories(
+    store: SnapshotStore, tmp_path: Path
+) -> None:
+    owner = store.owner
+    other = await opened(tmp_path / "other")
+    again = await reopened(store, tmp_path)
+
+    assert again.owner == owner != other.owner
+    await again.close()
+    await other.close()
+
+
+def test_a_store_that_was_not_opened_has_no_owner(tmp_path: Path) -> None:
+    with pytest.raises(InvariantError, match="never opened"):
+        _ = SnapshotStore(tmp_path, clock=CLOCK, emit=Sink()).owner
 
 
 class TestPublish:
