@@ -86,6 +86,8 @@ async def test_counting_agrees_with_tokenizing_the_rendered_template(server: Sub
     rendered = (await server.ask("POST", "/apply-template", {"messages": messages})).json["prompt"]
     counted = await server.ask("POST", "/v1/messages/count_tokens", {"messages": messages, "max_tokens": 1})
     answer = await server.ask("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    also = await server.ask("POST", "/v1/chat/completions/input_tokens", {"messages": messages})
+    assert also.json == {**counted.json, "object": "response.input_tokens"}
     assert rendered.count("<|im_start|>") == 3
     assert await server.tokens_of(rendered) == counted.json["input_tokens"]
     assert answer.json["usage"]["prompt_tokens"] == counted.json["input_tokens"]

@@ -26,6 +26,12 @@ from tests.fakes.wire import Wire
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PUBLIC = {"/health", "/v1/health", "/"}
 BYPASS_SLEEP = {"/health", "/v1/health", "/props", "/models", "/v1/models", "/metrics"}
+COUNTERS = {
+    "/chat/completions/input_tokens": requests.chat_text,
+    "/v1/chat/completions/input_tokens": requests.chat_text,
+    "/responses/input_tokens": requests.responses_text,
+    "/v1/responses/input_tokens": requests.responses_text,
+}
 MAX_BODY = 100 * 1024 * 1024
 
 
@@ -89,6 +95,8 @@ class Api:
         app.router.add_post("/detokenize", self.detokenize)
         app.router.add_post("/apply-template", self.apply_template)
         app.router.add_post("/v1/messages/count_tokens", self.count_tokens)
+        for path, render in COUNTERS.items():
+            app.router.add_post(path, self._input_tokens(render))
         return app
 
     @web.middleware
@@ -169,6 +177,15 @@ class Api:
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         data = requests.parse_json(await request.read())
         return json_response({"input_tokens": len(tokenize(requests.anthropic_text(data)))})
+
+    def _input_tokens(self, render: Callable[[requests.Json], str]) -> Handler:
+        async def count(request: web.Request) -> web.StreamResponse:
+            data = requests.parse_json(await request.read())
+            return json_response(
+                {"input_tokens": len(tokenize(render(data))), "object": "response.input_tokens"}
+            )
+
+        return count
 
 
 def _call(request: web.Request, body: bytes) -> Call:

@@ -47,6 +47,8 @@ class Faults:
     http_poll: float = 1.0
     """seconds without any result after which the server looks whether the client is still there"""
 
+    ping_every: float = 0.0
+    """seconds between comment lines in a stream, 0 is never; the original pings after 30 s of silence"""
     cut_stream_after: int = 0
     """the connection of a stream is cut after this many events, 0 is never"""
     drop_idle_after: float = 0.0

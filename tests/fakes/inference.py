@@ -135,8 +135,17 @@ class Inference:
         response.enable_chunked_encoding()
         if not is_gone(exchange.request):
             await response.prepare(exchange.request)
-        await self._stream_body(exchange, response)
+        pinging = asyncio.get_running_loop().create_task(self._ping(exchange, response))
+        try:
+            await self._stream_body(exchange, response)
+        finally:
+            pinging.cancel()
         return response
+
+    async def _ping(self, exchange: Exchange, response: web.StreamResponse) -> None:
+        while self.faults.ping_every:
+            await asyncio.sleep(self.faults.ping_every)
+            await self._send(exchange, response, b":\n\n")
 
     async def _stream_body(self, exchange: Exchange, response: web.StreamResponse) -> None:
         sent = finished = 0

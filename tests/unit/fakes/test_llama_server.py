@@ -263,6 +263,15 @@ async def test_a_slow_first_token_still_sends_headers_at_once(fake: FakeLlamaSer
     assert loop.time() - headers_at > 0.1
 
 
+async def test_a_silent_stream_can_be_pinged(fake: FakeLlamaServer) -> None:
+    fake.faults.slow_first_token, fake.faults.ping_every = 0.2, 0.01
+    async with (
+        aiohttp.ClientSession(fake.base_url) as session,
+        session.post("/completion", json={"prompt": "x", "n_predict": 1, "stream": True}) as reply,
+    ):
+        assert (await reply.read()).startswith(b":\n\n:\n\n")
+
+
 async def test_a_client_that_leaves_before_the_first_token_frees_the_slot(fake: FakeLlamaServer) -> None:
     fake.faults.slow_first_token = 30
     running = asyncio.create_task(text_of_stream(fake, prompt="x", id_slot=0))
