@@ -23,6 +23,7 @@ class Account:
     def __init__(self, server: ServerName, call: Call, clock: Clock, emit: Emit, began: float) -> None:
         self._server = server
         self._label = call.endpoint.label
+        self._is_nobodys = call.client is None
         self._clock = clock
         self._emit = emit
         self._began = began
@@ -61,7 +62,7 @@ class Account:
 
     def headers(self) -> dict[str, str]:
         """The headers by which the client is told what was done; none for a request that is nobody's."""
-        if self._session is None and self._preparation.outcome is Outcome.COLD:
+        if self._is_nobodys and self._preparation.outcome is Outcome.COLD:
             return {}
         told = {
             "X-KVProxy-Slot": "-" if self._slot is None else str(self._slot),

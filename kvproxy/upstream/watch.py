@@ -75,6 +75,8 @@ class Watch:
         self._p = parts
         self._suspicions = 0
         self._is_suspect = False
+        self._line_is_new = False
+        """The sentinel connected after it had no line, and nobody asked since who is at the other end."""
         self._asking: asyncio.Task[None] | None = None
         self._confirmed_at = float("-inf")
         self._wake = asyncio.Event()
@@ -101,20 +103,26 @@ class Watch:
         self._wake.set()
 
     def nudge(self) -> None:
-        """Something may have got better: ask now."""
+        """There is a line where there was none, perhaps to another server: ask now."""
+        self._line_is_new = True
         self._wake.set()
 
     async def confirm(self) -> Facts:
-        """The facts, not older than `FRESH_SECONDS`: at once where they are fresh."""
+        """The facts, not older than `FRESH_SECONDS`: at once where they are fresh, and the line stood."""
         is_fresh = self._p.clock.now() - self._confirmed_at <= FRESH_SECONDS
-        if not is_fresh or self._is_suspect or not self._p.standing.facts.state.has_slots:
+        if not is_fresh or self._is_doubtful or not self._p.standing.facts.state.has_slots:
             await self.refresh()
         return self._p.standing.facts
 
     def confirmed(self) -> None:
         """An answer of the server went by: it is there, and awake. Spares the next request a question."""
-        if not self._is_suspect:
+        if not self._is_doubtful:
             self._confirmed_at = self._p.clock.now()
+
+    @property
+    def _is_doubtful(self) -> bool:
+        # Without a line a whole life of the server may pass unseen.
+        return self._is_suspect or self._line_is_new or not self._p.line_stands()
 
     async def refresh(self) -> None:
         """Ask the server who it is; joins a question under way."""
@@ -135,6 +143,7 @@ class Watch:
         """Ask until nothing happened between the question and the end of dealing with its answer."""
         while True:
             suspicions = self._suspicions
+            self._line_is_new = False
             began = self._p.clock.now()
             answer = await self._p.client.props(PROPS_SECONDS)
             if suspicions == self._suspicions and await self._take(answer, began, suspicions):
