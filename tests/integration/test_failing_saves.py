@@ -1,0 +1,190 @@
+"""Saves that go wrong: the request that needs the slot goes on, nothing false is ever published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.checkpoint.outcome import CheckpointOutcome
+from kvproxy.telemetry.events import CheckpointEnded, PersistenceRecovered, PersistenceTripped, Warned
+from tests.fakes.faults import Failure, Faults
+from tests.support.proxy import House, house
+from tests.support.talk import Talk
+
+FAST: dict[str, Any] = {"checkpoint": {"timeout_seconds": 0.3}, "restore": {"timeout_seconds": 0.3}}
+
+
+def endings(here: House) -> list[str]:
+    return [event.outcome for event in here.proxy.heard(CheckpointEnded)]
+
+
+async def counted(here: House, line: str) -> float:
+    """The value of one line of the metrics."""
+    text = (await here.proxy.get("/metrics")).raw.decode()
+    return float(next(row.rpartition(" ")[2] for row in text.splitlines() if row.startswith(line + " ")))
+
+
+def planned(failure: Failure) -> Callable[[Faults], None]:
+    return lambda faults: faults.fail("save", failure, times=1)
+
+
+def miscounted(delta: int) -> Callable[[Faults], None]:
+    return lambda faults: setattr(faults, "n_saved_delta", delta)
+
+
+BAD_SAVES: dict[str, tuple[Callable[[Faults], None], CheckpointOutcome]] = {
+    "refused": (planned(Failure.ERROR), CheckpointOutcome.REFUSED),
+    "cut off": (planned(Failure.CLOSE), CheckpointOutcome.UNREACHABLE),
+    "answer lost": (planned(Failure.LOST_ANSWER), CheckpointOutcome.UNREACHABLE),
+    "answer garbled": (planned(Failure.GARBAGE), CheckpointOutcome.REFUSED),
+    "disk full": (planned(Failure.FULL_DISK), CheckpointOutcome.REFUSED),
+    "disk full, unnoticed": (planned(Failure.SHORT_FILE), CheckpointOutcome.IMPLAUSIBLE),
+    "too few tokens": (miscounted(-100), CheckpointOutcome.IMPLAUSIBLE),
+    "too many tokens": (miscounted(100), CheckpointOutcome.IMPLAUSIBLE),
+    "another slot": (lambda faults: setattr(faults, "id_slot_delta", 1), CheckpointOutcome.REFUSED),
+}
+
+
+@pytest.mark.parametrize(("fault", "ending"), BAD_SAVES.values(), ids=BAD_SAVES)
+async def test_a_save_that_fails_costs_a_cold_prompt_and_nothing_else(
+    tmp_path: Path, fault: Callable[[Faults], None], ending: CheckpointOutcome
+) -> None:
+    async with house(tmp_path, **FAST) as here:
+        a, b = Talk("alpha"), Talk("beta")
+        await here.proxy.turn(a)
+        fault(here.fake.faults)
+        other = await here.proxy.turn(b)
+        assert (other.status, other.told) == (200, ("cold", "new-session"))
+        assert endings(here) == [ending]
+        assert here.manifests() == []
+        here.fake.faults.n_saved_delta = here.fake.faults.id_slot_delta = 0
+        back = await here.proxy.turn(a)
+        assert back.outcome == "cold"
+        assert back.reason == "evicted"
+        label = 'kvproxy_checkpoints_total{outcome="%s",server="main",trigger="switch"}' % ending.value
+        assert await counted(here, label) == 1
+        await here.proxy.at_rest()
+        assert len(here.files) <= 2
+
+
+async def test_the_files_of_saves_that_failed_are_removed(tmp_path: Path) -> None:
+    async with house(tmp_path, **FAST) as here:
+        await here.proxy.turn(Talk("alpha"))
+        here.fake.faults.fail("save", Failure.SHORT_FILE, times=1)
+        await here.proxy.turn(Talk("beta"))
+        await here.proxy.at_rest()
+        assert here.files == []
+
+
+async def test_a_save_that_hangs_holds_a_conversation_no_longer_than_its_time(tmp_path: Path) -> None:
+    async with house(tmp_path, **FAST) as here:
+        a, b = Talk("alpha"), Talk("beta")
+        await here.proxy.turn(a)
+        await here.proxy.admin("POST", "flush")
+        await here.proxy.turn(a)
+        here.fake.faults.fail("save", Failure.HANG, times=1)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        other = await here.proxy.turn(b)
+        assert other.told == ("cold", "new-session")
+        assert 0.25 < loop.time() - began < 1.0
+        assert here.proxy.slot_states == ["quarantined"]
+        assert endings(here)[-1] == CheckpointOutcome.TIMED_OUT
+        assert (await here.proxy.turn(b)).status == 200
+        await here.fake.restart()
+        assert (await here.proxy.turn(a)).told == ("restored", None)
+
+
+async def test_what_a_late_save_writes_is_never_published(tmp_path: Path) -> None:
+    """It runs when another conversation is in the slot, and would hold that one's tokens."""
+    async with house(tmp_path, **FAST) as here:
+        a, b = Talk("alpha"), Talk("beta")
+        await here.proxy.turn(a)
+        await here.proxy.admin("POST", "flush")
+        published = here.files
+        await here.proxy.turn(a)
+        here.fake.faults.late_actions = 0.8
+        assert (await here.proxy.turn(b)).outcome == "cold"
+        here.fake.faults.late_actions = 0
+        await here.proxy.until(lambda: here.proxy.slot_states == ["idle"])
+        await here.proxy.at_rest()
+        assert here.files == published
+        back = await here.proxy.turn(a)
+        assert back.told == ("restored", None)
+        assert (await here.proxy.turn(b)).told[0] == "cold"
+
+
+async def test_an_empty_save_proves_that_the_slot_was_cleared_and_nothing_is_published(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, **FAST) as here:
+        a, b = Talk("alpha"), Talk("beta")
+        await here.proxy.turn(a)
+        here.fake.slots[0].hold([])
+        assert (await here.proxy.turn(b)).status == 200
+        assert endings(here) == [CheckpointOutcome.EMPTY]
+        assert here.manifests() == []
+        await here.proxy.until(lambda: here.proxy.runtime.standing.facts.is_volatile)
+        assert (await here.proxy.turn(a)).told == ("cold", "persistence-off")
+
+
+async def test_saves_that_fail_in_a_row_open_the_breaker_which_closes_again_by_itself(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, failure={"cooldown_seconds": 0.4}, **FAST) as here:
+        talks = [Talk(f"t{n}") for n in range(6)]
+        await here.proxy.turn(talks[0])
+        await here.proxy.admin("POST", "flush")
+        await here.proxy.turn(talks[0])
+        here.fake.faults.fail("save", Failure.ERROR)
+        for talk in talks[1:4]:
+            assert (await here.proxy.turn(talk)).status == 200
+        assert len(here.proxy.heard(PersistenceTripped)) == 1
+        assert (await here.proxy.status())["servers"][0]["breaker"] == "open"
+        assert await counted(here, 'kvproxy_breaker_state{server="main",state="open"}') == 1
+        here.forget_calls()
+        blocked = await here.proxy.turn(talks[4])
+        assert (blocked.told, here.deeds) == (("cold", "new-session"), [])
+        assert (await here.proxy.turn(talks[0])).told == ("cold", "breaker-open")
+        here.fake.faults.planned.clear()
+        await asyncio.sleep(0.45)
+        await here.proxy.turn(talks[5])
+        assert len(here.proxy.heard(PersistenceRecovered)) == 1
+        assert (await here.proxy.status())["servers"][0]["breaker"] == "closed"
+        assert (await here.proxy.turn(talks[4])).outcome == "cold"
+        assert (await here.proxy.turn(talks[5])).told == ("restored", None)
+
+
+async def test_a_strict_proxy_refuses_rather_than_lose_what_it_cannot_save(tmp_path: Path) -> None:
+    async with house(tmp_path, failure={"strict": True}, **FAST) as here:
+        a, b = Talk("alpha"), Talk("beta")
+        await here.proxy.turn(a)
+        here.fake.faults.fail("save", Failure.ERROR, times=1)
+        refused = await here.proxy.turn(b)
+        assert (refused.status, refused.code) == (503, "KV_SAVE_FAILED")
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await here.proxy.turn(a)).told == ("resident", None)
+        assert (await here.proxy.turn(b)).status == 200
+
+
+async def test_a_state_directory_that_takes_nothing_costs_snapshots_and_one_warning(tmp_path: Path) -> None:
+    async with house(tmp_path, **FAST) as here:
+        shut(here.state_dir / "manifests")
+        for _ in range(2):
+            for name in ("alpha", "beta"):
+                answer = await here.proxy.turn(Talk(name))
+                assert (answer.status, answer.outcome) == (200, "cold")
+        await here.proxy.at_rest()
+        assert set(endings(here)) == {CheckpointOutcome.STORE_FAILED}
+        assert len(here.proxy.heard(Warned)) == 1
+        assert here.files == []
+
+
+def shut(directory: Path) -> None:
+    """A directory that not even root can write into: a file stands in its place."""
+    directory.rmdir()
+    directory.write_bytes(b"")
