@@ -10,6 +10,10 @@ CONFIRMED_SHARE = 0.5
 it, one that compacted or edited early falls below."""
 
 
+CHANCE_TOKENS = 3
+"""What any two prompts share: the token that begins a text, and the first of the chat template."""
+
+
 def verdict_of(outcome: Outcome, stored_tokens: int | None, usage: Usage) -> Verdict:
     """`stored_tokens` is what the slot was believed to hold; None where that was not known."""
     prompt, reused = usage.prompt, usage.reused
@@ -17,8 +21,7 @@ def verdict_of(outcome: Outcome, stored_tokens: int | None, usage: Usage) -> Ver
         return Verdict.UNKNOWN
     if reused is None or prompt <= 0:
         return Verdict.UNKNOWN
-    if reused == 0:
-        # A conversation shares at least the opening of its template with what was stored of it.
+    if reused <= CHANCE_TOKENS:
         return Verdict.INEFFECTIVE
     shared = min(stored_tokens, prompt)
     return Verdict.CONFIRMED if reused >= CONFIRMED_SHARE * shared else Verdict.DIVERGED

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from kvproxy.identifiers import ServerName, SessionKey
@@ -59,6 +60,7 @@ def _fit(namespace: str, values: list[str]) -> ClientId | None:
     return ClientId(namespace, value)
 
 
+@lru_cache(maxsize=1024)
 def derive_key(server: ServerName, tenant: str, model: str, client: ClientId, branch: str = "") -> SessionKey:
     """The same conversation gives the same key after any restart; no two parts can run together."""
     hasher = hashlib.sha256()

@@ -231,8 +231,12 @@ class LeaseDesk:
         self._served()
 
     def reconsider(self) -> None:
-        """A slot began to serve: another request of its session may go elsewhere now."""
-        self._served()
+        """A slot began to serve: another request of its session may go elsewhere now, and, where slots change
+        hands, another slot may be the next to do so."""
+        if self._line:
+            self._pump()
+        if self.table.last_switch is not None:
+            self._on_change()
 
     @property
     def is_suspended(self) -> bool:
