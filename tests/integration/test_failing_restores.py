@@ -62,7 +62,7 @@ async def test_a_restore_that_fails_costs_a_cold_prompt_and_nothing_else(
         assert endings(here) == [ending]
         here.fake.faults.id_slot_delta = here.fake.faults.n_restored_delta = 0
         metrics = (await here.proxy.get("/metrics")).raw.decode()
-        assert 'kvproxy_restores_total{outcome="%s",server="main"} 1.0' % ending.value in metrics
+        assert f'kvproxy_restores_total{{outcome="{ending.value}",server="main"}} 1.0' in metrics
         assert (await here.proxy.turn(a)).status == 200
         # The server forgets what hangs only when it ends.
         if ending is RestoreOutcome.TIMED_OUT:

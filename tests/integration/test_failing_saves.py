@@ -65,7 +65,7 @@ async def test_a_save_that_fails_costs_a_cold_prompt_and_nothing_else(
         back = await here.proxy.turn(a)
         assert back.outcome == "cold"
         assert back.reason == "evicted"
-        label = 'kvproxy_checkpoints_total{outcome="%s",server="main",trigger="switch"}' % ending.value
+        label = f'kvproxy_checkpoints_total{{outcome="{ending.value}",server="main",trigger="switch"}}'
         assert await counted(here, label) == 1
         await here.proxy.at_rest()
         assert len(here.files) <= 2

@@ -42,7 +42,7 @@ STANDING = ("sentinel", "watch", "probe", "rounds", "keeper")
 
 
 def make_settings(url: str, state_dir: Path, snapshot_dir: Path | None = None, **sections: Any) -> Settings:
-    """Keywords are sections of the settings, merged over `QUIET`; `upstream` is the one entry of upstreams."""
+    """Keywords are sections of the settings, merged over `QUIET`; `upstream` is the entry of upstreams."""
     upstream = {"url": url, "connect_timeout_seconds": 1, **sections.pop("upstream", {})}
     if snapshot_dir is not None:
         upstream["snapshot_dir"] = str(snapshot_dir)
