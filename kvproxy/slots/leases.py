@@ -91,8 +91,9 @@ class _Waiter:
 class LeaseDesk:
     """Grants leases on the slots of one table.
 
-    `max_waiting` bounds the line, `max_wait_seconds` the wait in it. `on_change` is called when slots came
-    free or began to serve, after the line was served: what is free then, nobody wants.
+    `max_waiting` bounds the line (0: at once or not at all), `max_wait_seconds` the wait in it. `on_change`
+    is called when slots came free or began to serve, after the line was served: what is free then, nobody
+    wants.
     """
 
     def __init__(
@@ -122,13 +123,16 @@ class LeaseDesk:
     async def acquire(self, want: Want) -> Lease:
         """Wait for a lease. Raises CapacityError (line full, waited too long), NotPinned, or what `refuse`
         was given."""
-        if len(self._line) >= self._max_waiting:
-            raise CapacityError(ErrorCode.QUEUE_FULL, "too many requests wait for a slot", status=429)
+        if 0 < self._max_waiting <= len(self._line):
+            raise _line_full()
         waiter = _Waiter(want, asyncio.get_running_loop().create_future(), self._clock.now())
         self._line.append(waiter)
         self._pump()
         if waiter.granted.done():
             return waiter.granted.result()
+        if not self._max_waiting:
+            self._line.remove(waiter)
+            raise _line_full()
         return await self._wait(waiter)
 
     async def _wait(self, waiter: _Waiter) -> Lease:
@@ -157,8 +161,9 @@ class LeaseDesk:
 
     def try_checkpoint(self, slot: SlotId) -> Lease | None:
         """A lease to save `slot`, if it is resident and free this moment and nobody waits for it."""
-        view = self.table.view(slot)
-        if self._is_closed or not view.is_free or view.occupancy is None:
+        # Who asks may have chosen the slot before a save that took a while, and in another life.
+        view = next((view for view in self.table.views() if view.id == slot), None)
+        if self._is_closed or view is None or not view.is_free or view.occupancy is None:
             return None
         return self._lease(Want(Purpose.CHECKPOINT, view.occupant), (slot,), 0.0)
 
@@ -309,6 +314,10 @@ class LeaseDesk:
         gate = " gate closed" if self._gate else ""
         halt = " suspended" if self._suspended else ""
         return f"<LeaseDesk {len(self._out)} out, {len(self._line)} waiting{gate}{halt} {self.table!r}>"
+
+
+def _line_full() -> CapacityError:
+    return CapacityError(ErrorCode.QUEUE_FULL, "too many requests wait for a slot", status=429)
 
 
 def _single(placement: Placement) -> tuple[tuple[SlotId, ...], bool]:

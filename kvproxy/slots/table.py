@@ -30,6 +30,8 @@ class _Slot:
     is_blank: bool = False
     pending_actions: int = 0
     """Slot actions past their deadline whose fate is open."""
+    met_doubt: bool = False
+    """Its request was sent while an action's fate was open: which of the two came last, nobody can say."""
     settling: Settling | None = None
 
     def view(self) -> SlotView:
@@ -75,7 +77,9 @@ class SlotTable:
     def assume_blank(self) -> None:
         """The server slept: its slots are empty, and asking `/slots` would wake it."""
         for slot in self._slots.values():
-            slot.state, slot.is_blank = advance(slot.state, SlotEvent.SEEN_IDLE), True
+            if slot.state is SlotState.UNKNOWN:  # a look under way when it fell asleep may have come first
+                self._move(slot, SlotEvent.SEEN_IDLE)
+                slot.is_blank = True
 
     @property
     def unsettled(self) -> int:
@@ -122,6 +126,7 @@ class SlotTable:
             return False
         self._move(held, SlotEvent.SERVE)
         held.occupancy, held.is_blank = occupancy, False
+        held.met_doubt = held.pending_actions > 0
         return True
 
     def take(self, slot: SlotId, epoch: Epoch) -> bool:
@@ -233,8 +238,8 @@ class SlotTable:
             slot.occupancy = None
             self._move(slot, SlotEvent.DOUBTED)
         else:
-            slot.occupancy = occupancy
-            self._move(slot, SlotEvent.KEPT if occupancy else SlotEvent.LOST)
+            slot.occupancy = None if slot.met_doubt else occupancy
+            self._move(slot, SlotEvent.KEPT if slot.occupancy else SlotEvent.LOST)
 
     def __repr__(self) -> str:
         cells = ", ".join(

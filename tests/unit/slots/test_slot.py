@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from kvproxy.identifiers import Revision, SlotId
+from kvproxy.slots.slot import Occupancy, SlotView
+from kvproxy.slots.state import SlotState
+from tests.support.fakes_core import A
+
+STAY = Occupancy(A, Revision(3), Revision(3), tokens=100)
+
+
+def view(state: SlotState, stay: Occupancy | None = None, *, is_leased: bool = False) -> SlotView:
+    return SlotView(SlotId(0), state, stay, is_leased, 0.0, False)
+
+
+def test_a_stay_is_clean_as_long_as_what_was_saved_is_the_newest() -> None:
+    assert not STAY.is_dirty
+    assert STAY.changed(1.0, 120, 20).is_dirty
+
+
+def test_a_request_counts_one_revision_and_adds_to_what_is_unsaved() -> None:
+    twice = STAY.changed(1.0, 120, 20).changed(5.0, 150, 30)
+
+    assert (twice.revision, twice.tokens, twice.unsaved_tokens) == (5, 150, 50)
+    assert twice.checkpointed_revision == 3
+
+
+def test_dirtiness_dates_from_the_first_change_since_the_last_checkpoint() -> None:
+    assert STAY.changed(1.0, 120, 20).changed(5.0, 150, 30).dirty_since == 1.0
+
+
+def test_a_checkpoint_of_the_newest_revision_leaves_nothing_unsaved() -> None:
+    saved = STAY.changed(1.0, 120, 20).checkpointed(Revision(4))
+
+    assert (saved.is_dirty, saved.unsaved_tokens, saved.dirty_since) == (False, 0, None)
+
+
+def test_work_that_was_finished_while_the_checkpoint_ran_stays_dirty() -> None:
+    later = STAY.changed(1.0, 120, 20).changed(2.0, 150, 30)
+
+    saved = later.checkpointed(Revision(4))
+
+    assert (saved.is_dirty, saved.unsaved_tokens, saved.dirty_since) == (True, 50, 1.0)
+
+
+@pytest.mark.parametrize("state", SlotState)
+def test_only_a_slot_that_does_nothing_and_that_nobody_holds_is_free(state: SlotState) -> None:
+    assert view(state).is_free is (state in (SlotState.IDLE, SlotState.RESIDENT))
+    assert not view(state, is_leased=True).is_free
+
+
+def test_an_empty_slot_has_no_occupant_and_is_not_dirty() -> None:
+    assert (view(SlotState.IDLE).occupant, view(SlotState.IDLE).is_dirty) == (None, False)
+    dirty = view(SlotState.RESIDENT, STAY.changed(1.0, 1, 1))
+    assert (dirty.occupant, dirty.is_dirty) == (A, True)

@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvproxy.errors import InvariantError
+from kvproxy.identifiers import Epoch, Revision, SlotId
+from kvproxy.slots.settling import Settling
+from kvproxy.slots.slot import Occupancy
+from kvproxy.slots.state import TRANSITIONS, SlotEvent, SlotState
+from kvproxy.slots.table import SlotTable
+from tests.support.clock import FakeClock
+from tests.support.fakes_core import A, B, idle, processing, stay
+
+S0, S1 = SlotId(0), SlotId(1)
+SEEN_RUNNING = Settling(S0, was_seen=True)
+
+
+class Room:
+    """A table of two slots that were seen idle."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.table = SlotTable(self.clock)
+        self.epoch = self.table.begin_epoch(2)
+        self.table.seen([idle(0), idle(1)])
+
+    def state(self, slot: SlotId = S0) -> SlotState:
+        return self.table.view(slot).state
+
+    def house(self, occupancy: Occupancy, slot: SlotId = S0) -> None:
+        self.table.serve(slot, self.epoch, occupancy)
+        self.table.served(slot, self.epoch, occupancy)
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+class TestLives:
+    def test_before_the_first_life_there_are_no_slots(self) -> None:
+        table = SlotTable(FakeClock())
+        assert (table.views(), table.epoch, table.unsettled) == ((), 0, 0)
+
+    def test_a_new_life_knows_nothing_of_its_slots(self, room: Room) -> None:
+        room.house(stay(A))
+
+        assert room.table.begin_epoch(3) == 2
+
+        assert [view.state for view in room.table.views()] == [SlotState.UNKNOWN] * 3
+        assert room.table.slot_of(A) is None
+        assert room.table.unsettled == 3
+
+    def test_a_slot_that_never_ran_a_task_or_holds_no_tokens_is_blank_when_seen_idle(self) -> None:
+        table = SlotTable(FakeClock())
+        table.begin_epoch(3)
+
+        table.seen([idle(0), idle(1, tokens=0), idle(2, tokens=7)])
+
+        assert [view.is_blank for view in table.views()] == [True, True, False]
+
+    def test_a_slot_that_still_runs_something_of_before_stays_unknown(self) -> None:
+        table = SlotTable(FakeClock())
+        table.begin_epoch(2)
+
+        assert table.seen([processing(0), idle(1)])
+        assert [view.state for view in table.views()] == [SlotState.UNKNOWN, SlotState.IDLE]
+        assert not table.seen([processing(0), idle(1)])
+
+    def test_a_look_at_slots_we_do_not_know_changes_nothing(self, room: Room) -> None:
+        assert not room.table.seen([idle(7)])
+
+    def test_the_slots_of_a_server_that_slept_are_blank(self) -> None:
+        table = SlotTable(FakeClock())
+        table.begin_epoch(2)
+
+        table.assume_blank()
+
+        assert [(v.state, v.is_blank) for v in table.views()] == [(SlotState.IDLE, True)] * 2
+
+    def test_a_look_that_came_before_the_news_of_a_sleep_does_no_harm(self, room: Room) -> None:
+        room.table.begin_epoch(2)
+        room.table.seen([idle(0, tokens=5)])
+
+        room.table.assume_blank()
+
+        assert [view.state for view in room.table.views()] == [SlotState.IDLE] * 2
+
+
+CALLS: dict[str, Callable[[SlotTable, Epoch], bool]] = {
+    "serve": lambda t, e: t.serve(S0, e, stay(A)),
+    "take": lambda t, e: t.take(S0, e),
+    "served": lambda t, e: t.served(S0, e, None),
+    "broke_off": lambda t, e: t.broke_off(S0, e, SEEN_RUNNING),
+    "lose": lambda t, e: t.lose(S0, e),
+    "start_saving": lambda t, e: t.start_saving(S0, e),
+    "save_ended": lambda t, e: t.save_ended(S0, e, Revision(1)),
+    "start_restoring": lambda t, e: t.start_restoring(S0, e),
+    "restored": lambda t, e: t.restored(S0, e, stay(A)),
+    "not_restored": lambda t, e: t.not_restored(S0, e, is_blank=False),
+    "doubt": lambda t, e: t.doubt(S0, e),
+}
+EVENTS = {
+    "serve": SlotEvent.SERVE,
+    "broke_off": SlotEvent.BROKEN_OFF,
+    "lose": SlotEvent.LOST,
+    "start_saving": SlotEvent.SAVE,
+    "save_ended": SlotEvent.SAVE_ENDED,
+    "start_restoring": SlotEvent.RESTORE,
+    "restored": SlotEvent.RESTORED,
+    "not_restored": SlotEvent.NOT_RESTORED,
+    "doubt": SlotEvent.DOUBTED,
+}
+PATHS: dict[SlotState, tuple[str, ...]] = {
+    SlotState.UNKNOWN: (),
+    SlotState.IDLE: ("look",),
+    SlotState.RESTORING: ("look", "start_restoring"),
+    SlotState.RESIDENT: ("look", "start_restoring", "restored"),
+    SlotState.SERVING: ("look", "serve"),
+    SlotState.CANCELLING: ("look", "serve", "broke_off"),
+    SlotState.SAVING: ("look", "start_restoring", "restored", "start_saving"),
+    SlotState.QUARANTINED: ("look", "doubt"),
+}
+
+
+def table_in(state: SlotState) -> SlotTable:
+    table = SlotTable(FakeClock())
+    epoch = table.begin_epoch(1)
+    for step in PATHS[state]:
+        if step == "look":
+            table.seen([idle(0, tokens=3)])
+        else:
+            CALLS[step](table, epoch)
+    assert table.view(S0).state is state
+    return table
+
+
+class TestLegality:
+    @pytest.mark.parametrize("name", EVENTS)
+    @pytest.mark.parametrize("state", SlotState)
+    def test_a_move_is_made_as_the_table_says_or_raises_and_changes_nothing(
+        self, state: SlotState, name: str
+    ) -> None:
+        table = table_in(state)
+        before = table.view(S0)
+        after = TRANSITIONS[state].get(EVENTS[name])
+
+        if after is None:
+            with pytest.raises(InvariantError):
+                CALLS[name](table, table.epoch)
+            assert table.view(S0) == before
+            assert table.last_switch is None
+        else:
+            assert CALLS[name](table, table.epoch)
+            assert table.view(S0).state is after
+
+    @pytest.mark.parametrize("name", CALLS)
+    @pytest.mark.parametrize("state", SlotState)
+    def test_what_is_learned_of_a_life_that_has_passed_changes_nothing(
+        self, state: SlotState, name: str
+    ) -> None:
+        table = table_in(state)
+        before = table.views()
+
+        assert CALLS[name](table, Epoch(table.epoch - 1)) is False
+        assert table.views() == before
+
+    def test_of_a_passed_life_also_slots_that_are_no_more_may_be_spoken_of(self, room: Room) -> None:
+        passed = room.epoch
+        room.table.begin_epoch(1)
+
+        assert not room.table.served(S1, passed, None)
+        assert not room.table.fate_known(S1, passed)
+
+
+class TestRequests:
+    def test_an_answer_makes_its_session_resident_and_dates_the_slot(self, room: Room) -> None:
+        room.table.serve(S0, room.epoch, stay(A))
+        room.clock.advance(7)
+        room.table.served(S0, room.epoch, stay(A, revision=2))
+
+        view = room.table.view(S0)
+        assert (view.state, view.occupant, view.last_used) == (SlotState.RESIDENT, A, 1007.0)
+        assert room.table.slot_of(A) == view
+
+    def test_an_answer_that_was_nobodys_leaves_an_idle_slot_that_is_not_blank(self, room: Room) -> None:
+        room.table.serve(S0, room.epoch, None)
+        room.table.served(S0, room.epoch, None)
+
+        view = room.table.view(S0)
+        assert (view.state, view.occupant, view.is_blank) == (SlotState.IDLE, None, False)
+
+    def test_an_unpinned_request_ends_the_stay_of_whoever_lived_where_it_was_seen(self, room: Room) -> None:
+        room.house(stay(A))
+
+        assert room.table.take(S0, room.epoch)
+
+        assert (room.state(), room.table.slot_of(A)) == (SlotState.SERVING, None)
+
+    def test_a_dropped_request_keeps_its_occupant_with_an_unknown_count_once_seen_idle(
+        self, room: Room
+    ) -> None:
+        room.table.serve(S0, room.epoch, stay(A, revision=3, saved=3))
+        room.table.broke_off(S0, room.epoch, SEEN_RUNNING)
+        assert room.table.unsettled == 1
+        assert not room.table.seen([processing(0), idle(1)])
+
+        assert room.table.seen([idle(0), idle(1)])
+
+        kept = room.table.view(S0).occupancy
+        assert kept is not None
+        assert (kept.revision, kept.tokens, kept.is_dirty) == (4, None, True)
+        assert room.state() is SlotState.RESIDENT
+
+    def test_a_dropped_request_of_nobody_leaves_an_idle_slot(self, room: Room) -> None:
+        room.table.serve(S0, room.epoch, None)
+        room.table.broke_off(S0, room.epoch, SEEN_RUNNING)
+        room.table.seen([idle(0)])
+
+        assert (room.state(), room.table.unsettled) == (SlotState.IDLE, 0)
+
+    def test_dirty_work_is_told_as_long_as_any_is_unsaved(self, room: Room) -> None:
+        assert not room.table.has_dirty
+        room.house(stay(A, revision=2, saved=1))
+        assert room.table.has_dirty
+
+
+class TestActions:
+    def test_a_published_save_leaves_the_occupant_clean(self, room: Room) -> None:
+        room.house(stay(A, revision=2, saved=1))
+        room.table.start_saving(S0, room.epoch)
+        room.table.save_ended(S0, room.epoch, Revision(2))
+
+        assert (room.state(), room.table.view(S0).is_dirty) == (SlotState.RESIDENT, False)
+
+    def test_a_failed_save_leaves_the_occupant_as_it_was(self, room: Room) -> None:
+        room.house(stay(A, revision=2, saved=1))
+        before = room.table.view(S0)
+        room.table.start_saving(S0, room.epoch)
+        room.table.save_ended(S0, room.epoch, None)
+
+        assert room.table.view(S0) == before
+
+    def test_a_restore_makes_its_session_resident_and_a_failed_one_nobody(self, room: Room) -> None:
+        room.table.start_restoring(S0, room.epoch)
+        room.table.restored(S0, room.epoch, stay(A, saved=1))
+        room.table.start_restoring(S1, room.epoch)
+        room.table.not_restored(S1, room.epoch, is_blank=True)
+
+        assert room.table.slot_of(A) == room.table.view(S0)
+        assert (room.state(S1), room.table.view(S1).is_blank) == (SlotState.IDLE, True)
+
+    def test_a_loss_is_a_switch_only_where_somebody_lived(self, room: Room) -> None:
+        room.table.lose(S0, room.epoch, is_blank=True)
+        assert room.table.last_switch is None
+
+        room.house(stay(A))
+        room.clock.advance(5)
+        room.table.lose(S0, room.epoch)
+        assert room.table.last_switch == 1005.0
+        assert not room.table.view(S0).is_blank
+
+
+class TestDoubt:
+    def test_nothing_is_believed_of_a_slot_whose_action_is_late(self, room: Room) -> None:
+        room.house(stay(A))
+        room.table.start_saving(S0, room.epoch)
+        room.table.doubt(S0, room.epoch)
+
+        view = room.table.view(S0)
+        assert (view.state, view.occupant, view.is_free) == (SlotState.QUARANTINED, None, False)
+
+    def test_it_is_idle_again_once_the_fate_is_known(self, room: Room) -> None:
+        room.table.doubt(S0, room.epoch)
+        room.table.fate_known(S0, room.epoch)
+
+        assert (room.state(), room.table.view(S0).is_blank) == (SlotState.IDLE, False)
+
+    def test_what_is_served_while_the_fate_is_open_is_not_kept(self, room: Room) -> None:
+        room.table.doubt(S0, room.epoch)
+        room.house(stay(B))
+        assert (room.state(), room.table.slot_of(B)) == (SlotState.QUARANTINED, None)
+
+        room.table.fate_known(S0, room.epoch)
+        assert room.state() is SlotState.IDLE
+
+    def test_what_is_served_while_the_fate_becomes_known_is_not_kept_either(self, room: Room) -> None:
+        # The server may have run the late action after the request, and told us of it before.
+        room.table.doubt(S0, room.epoch)
+        room.table.serve(S0, room.epoch, stay(B))
+        room.table.fate_known(S0, room.epoch)
+        room.table.served(S0, room.epoch, stay(B))
+
+        assert (room.state(), room.table.slot_of(B)) == (SlotState.IDLE, None)
+
+    def test_what_is_served_after_all_that_is_kept(self, room: Room) -> None:
+        room.table.doubt(S0, room.epoch)
+        room.house(stay(B))
+        room.table.fate_known(S0, room.epoch)
+        room.house(stay(B))
+
+        assert room.table.slot_of(B) == room.table.view(S0)
+
+    def test_a_request_dropped_while_the_fate_is_open_ends_in_quarantine(self, room: Room) -> None:
+        room.table.doubt(S0, room.epoch)
+        room.table.serve(S0, room.epoch, stay(B))
+        room.table.broke_off(S0, room.epoch, SEEN_RUNNING)
+        room.table.seen([idle(0)])
+
+        assert room.state() is SlotState.QUARANTINED
+
+    def test_two_late_actions_have_two_fates(self, room: Room) -> None:
+        room.table.doubt(S0, room.epoch)
+        room.table.serve(S0, room.epoch, None)
+        room.table.doubt(S0, room.epoch)
+        room.table.fate_known(S0, room.epoch)
+        assert room.state() is SlotState.QUARANTINED
+
+        room.table.fate_known(S0, room.epoch)
+        assert room.state() is SlotState.IDLE
+
+
+class TestHolders:
+    def test_a_slot_has_one_holder(self, room: Room) -> None:
+        room.table.hold([S0], 1)
+        assert room.table.view(S0).is_leased
+
+        with pytest.raises(InvariantError, match="held by lease 1, not free for 2"):
+            room.table.hold([S0], 2)
+
+    def test_only_the_holder_lets_go(self, room: Room) -> None:
+        room.table.hold([S0], 1)
+
+        with pytest.raises(InvariantError, match="lease 2 gives back slot 0, held by 1"):
+            room.table.let_go([S0], 2)
+        room.table.let_go([S0], 1)
+        assert room.table.view(S0).is_free
+
+    def test_it_can_be_read_by_a_person(self, room: Room) -> None:
+        room.table.hold([S1], 4)
+        assert repr(room.table) == "<SlotTable epoch 1 [0:idle, 1:idle*]>"
