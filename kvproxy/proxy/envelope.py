@@ -45,7 +45,7 @@ def error_response(dialect: Dialect, error: ReplyError) -> web.Response:
     """The answer; after a body that was not read to its end, the last one on its connection."""
     body, headers = error_body(dialect, error)
     response = web.Response(status=error.status, body=body, headers=headers)
-    if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+    if error.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
         response.force_close()
     return response
 

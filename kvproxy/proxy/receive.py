@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
@@ -16,22 +17,53 @@ THREAD_BYTES = 1 << 20
 """Below this parsing takes about a millisecond, less than handing it to a thread and back is worth."""
 
 
+BODY_STALL_SECONDS = 60.0
+
+
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """The body as it was sent, still encoded. Raises ReplyError (413) as soon as it must be too large."""
+    """The body as it was sent, still encoded. Raises ReplyError: 413 as soon as it must be too
+    large, 408 if it stops coming."""
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)
-    await _invite(request)
-    chunks: list[bytes] = []
+    _invite(request)
+    return b"".join([piece async for piece in _pieces(request, max_bytes)])
+
+
+def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncIterator[bytes] | None:
+    """The body in pieces as they come, for a request that needs no understanding; None if it has none.
+
+    Raises ReplyError (413) here for an announced length over the limit; reading raises as `read_body` does.
+    """
+    if not request.can_read_body:
+        return None
+    if (request.content_length or 0) > max_bytes:
+        raise _too_large(max_bytes)
+    _invite(request)
+    return _pieces(request, max_bytes)
+
+
+async def _pieces(request: web.BaseRequest, max_bytes: int) -> AsyncIterator[bytes]:
     size = 0
-    while chunk := await request.content.readany():
-        size += len(chunk)
+    while piece := await _piece(request):
+        size += len(piece)
         if size > max_bytes:
             raise _too_large(max_bytes)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        yield piece
 
 
-async def _invite(request: web.BaseRequest) -> None:
+async def _piece(request: web.BaseRequest) -> bytes:
+    """The next piece; empty at the end. A client that sends nothing, or chunks that are none, which the
+    HTTP library tells nobody, is not waited for any longer than this."""
+    try:
+        async with asyncio.timeout(BODY_STALL_SECONDS):
+            return await request.content.readany()
+    except TimeoutError:
+        message = f"no byte of the request body came for {BODY_STALL_SECONDS:.0f} s"
+        status = HTTPStatus.REQUEST_TIMEOUT.value
+        raise ReplyError(ErrorCode.OPERATION_TIMEOUT, message, status=status) from None
+
+
+def _invite(request: web.BaseRequest) -> None:
     """Answer `Expect: 100-continue`, which is only done for a body that will be read."""
     expects = request.headers.get("Expect", "").strip().lower() == "100-continue"
     if expects and request.version >= HttpVersion11 and not request.content.is_eof():

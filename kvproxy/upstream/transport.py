@@ -13,12 +13,14 @@ from collections.abc import AsyncIterable, AsyncIterator
 from weakref import WeakSet
 
 import aiohttp
+from aiohttp import web
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from yarl import URL
 
-from kvproxy.errors import UpstreamError
+from kvproxy.errors import ReplyError, UpstreamError
+from kvproxy.proxy.guard import origin_form
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 IDLE_SECONDS = 3.0
@@ -165,8 +167,9 @@ class Transport:
     ) -> aiohttp.ClientResponse:
         """The response with its headers read; its body is the caller's to read and to close.
 
-        `raw_path` is path and query, sent byte for byte. Raises UpstreamError: 503 if no connection could
-        be made, 502 if it broke before the headers came.
+        `raw_path` is the target as it was asked for; path and query are sent byte for byte. Raises
+        UpstreamError: 503 if no connection could be made, 502 if it broke before the headers came; and
+        what reading the body raised.
         """
         while True:  # each turn takes one connection out of the pool, and a new one is never stale
             try:
@@ -190,16 +193,16 @@ class Transport:
                 was_sent=False,
             ) from error
         except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error.__cause__, ReplyError | web.RequestPayloadError):
+                raise error.__cause__ from None
             raise UpstreamError(f"the upstream broke off before it answered: {error}") from error
         _fail_with_connection(response)
         return response
 
     def _url(self, raw_path: str) -> URL:
         # As a path that is not looked into; parsed as a URL, an empty query would lose its `?`.
-        base = self._base
-        return URL.build(
-            scheme=base.scheme, host=base.host or "", port=base.port, path=raw_path, encoded=True
-        )
+        base, path = self._base, origin_form(raw_path).path_and_query
+        return URL.build(scheme=base.scheme, host=base.host or "", port=base.port, path=path, encoded=True)
 
     def drop_idle(self) -> None:
         """Use none of the present connections for another request: the server behind them is gone."""

@@ -8,7 +8,8 @@ import logging
 import orjson
 import pytest
 
-from tests.support.front import Front
+from kvproxy.proxy.receive import BODY_STALL_SECONDS
+from tests.support.front import Front, eventually
 from tests.support.raw import RawServer, Wire, connection, fields, free_port
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -21,9 +22,14 @@ async def answering(wire: Wire) -> None:
     await wire.send(OK)
 
 
-async def refused(request: bytes, *, max_body_bytes: int = 1 << 27) -> tuple[bytes, bytes, int]:
+async def refused(
+    request: bytes, *, max_body_bytes: int = 1 << 27, streams: bool = False
+) -> tuple[bytes, bytes, int]:
     """Head and body of the answer to `request`, and how many connections the upstream saw."""
-    async with RawServer(answering) as server, Front(server.url, max_body_bytes=max_body_bytes) as front:
+    async with (
+        RawServer(answering) as server,
+        Front(server.url, max_body_bytes=max_body_bytes, streams_bodies=streams) as front,
+    ):
         async with connection(front.port) as client:
             await client.send(request)
             head = await asyncio.wait_for(client.head(), 10)
@@ -122,22 +128,55 @@ async def test_other_versions_of_the_protocol_are_a_505(line: bytes) -> None:
     assert (status(head), connections) == (505, 0)
 
 
-async def test_an_announced_body_over_the_limit_is_refused_before_it_is_read() -> None:
+either_way = pytest.mark.parametrize("streams", [False, True])
+"""A body is read whole or passed on as it comes."""
+
+
+@either_way
+async def test_an_announced_body_over_the_limit_is_refused_before_it_is_read(streams: bool) -> None:
     request = POST + b"Content-Length: 11\r\nExpect: 100-continue\r\n\r\n"
-    head, body, connections = await refused(request, max_body_bytes=10)
+    head, body, connections = await refused(request, max_body_bytes=10, streams=streams)
     assert (status(head), connections) == (413, 0)
     assert ("X-KVProxy-Error", "KV_BODY_TOO_LARGE") in fields(head)
     assert orjson.loads(body)["error"]["code"] == "KV_BODY_TOO_LARGE"
 
 
-async def test_a_chunked_body_is_refused_as_soon_as_it_passes_the_limit() -> None:
+@either_way
+async def test_a_chunked_body_is_refused_as_soon_as_it_passes_the_limit(streams: bool) -> None:
     request = POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"6\r\nabcdef\r\n" * 2
-    head, _, connections = await refused(request, max_body_bytes=10)
-    assert (status(head), connections) == (413, 0)
+    head, _, connections = await refused(request, max_body_bytes=10, streams=streams)
+    assert (status(head), connections) == (413, int(streams))
 
 
-async def test_a_body_of_exactly_the_limit_is_accepted() -> None:
-    head, _, _ = await refused(POST + b"Content-Length: 10\r\n\r\n" + b"x" * 10, max_body_bytes=10)
+@either_way
+@pytest.mark.parametrize("rest", [b"", b"3\r\nabc\r\n", b"zz\r\n"], ids=["nothing", "a part", "a bad chunk"])
+async def test_a_body_that_stops_coming_is_given_up(
+    rest: bytes, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    real, skipped = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: real() + skipped)
+
+    async def script(wire: Wire) -> None:
+        await wire.gone()
+
+    async with RawServer(script) as server, Front(server.url, streams_bodies=streams) as front:
+        async with connection(front.port) as client:
+            await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+            await eventually(lambda: front.running == 1 and server.connections == int(streams))
+            await client.send(rest)
+            await asyncio.sleep(0.02)
+            skipped += BODY_STALL_SECONDS
+            head = await asyncio.wait_for(client.head(), 10)
+        await eventually(lambda: front.running == 0)
+    assert status(head) == 408
+    assert ("Connection", "close") in fields(head)
+
+
+@either_way
+async def test_a_body_of_exactly_the_limit_is_accepted(streams: bool) -> None:
+    request = POST + b"Content-Length: 10\r\n\r\n" + b"x" * 10
+    head, _, _ = await refused(request, max_body_bytes=10, streams=streams)
     assert status(head) == 200
 
 
@@ -148,14 +187,16 @@ async def test_a_refusal_is_in_the_callers_dialect() -> None:
     assert (document["type"], document["error"]["type"]) == ("error", "request_too_large")
 
 
-async def test_a_client_that_expects_100_gets_it_and_may_send_10_megabytes() -> None:
+@either_way
+async def test_a_client_that_expects_100_gets_it_and_may_send_10_megabytes(streams: bool) -> None:
     body = b"x" * (10 << 20)
     request = POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
-    async with (server := RawServer(answering)), Front(server.url) as front, connection(front.port) as client:
-        await client.send(request)
-        assert await asyncio.wait_for(client.head(), 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        await client.send(body)
-        assert status(await asyncio.wait_for(client.head(), 30)) == 200
+    async with RawServer(answering) as server, Front(server.url, streams_bodies=streams) as front:
+        async with connection(front.port) as client:
+            await client.send(request)
+            assert await asyncio.wait_for(client.head(), 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await client.send(body)
+            assert status(await asyncio.wait_for(client.head(), 30)) == 200
 
 
 async def test_expect_is_not_passed_on() -> None:

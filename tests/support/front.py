@@ -13,13 +13,12 @@ from kvproxy.clock import SystemClock
 from kvproxy.errors import ReplyError
 from kvproxy.proxy.endpoints import classify
 from kvproxy.proxy.envelope import error_response
-from kvproxy.proxy.guard import origin_form
 from kvproxy.proxy.headers import upstream_headers
-from kvproxy.proxy.receive import read_body
+from kvproxy.proxy.receive import read_body, stream_body
 from kvproxy.proxy.relay import Ending, RelayedResponse, Stall, relay
 from kvproxy.proxy.server import create_runner
 from kvproxy.proxy.tap import Tap
-from kvproxy.upstream.transport import Transport
+from kvproxy.upstream.transport import Body, Transport
 
 
 @dataclass(slots=True)
@@ -28,6 +27,7 @@ class Front:
 
     upstream: str
     max_body_bytes: int = 1 << 27
+    streams_bodies: bool = False
     extra_headers: dict[str, str] = field(default_factory=dict)
     stall: Stall | None = None
     endings: list[Ending | None] = field(default_factory=list)
@@ -71,12 +71,15 @@ class Front:
 
     async def _exchange(self, request: web.BaseRequest) -> RelayedResponse:
         assert self._transport is not None
-        body = await read_body(request, self.max_body_bytes)
+        body: Body
+        if self.streams_bodies:
+            body = stream_body(request, self.max_body_bytes)
+        else:
+            body = await read_body(request, self.max_body_bytes)
         headers = upstream_headers(
             request.raw_headers, peer=request.remote, scheme="http", host=request.headers.get("Host")
         )
-        target = origin_form(request.raw_path).path_and_query
-        upstream = await self._transport.send(request.method, target, headers, body)
+        upstream = await self._transport.send(request.method, request.raw_path, headers, body)
         response = await relay(
             request,
             upstream,

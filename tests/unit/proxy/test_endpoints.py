@@ -58,12 +58,20 @@ def test_only_posts_run_inference(method: str, path: str) -> None:
         "/v1/responses/input_tokens",
         "/v1/chat/completions/control",
         "/v1/streams/lookup",
-        "/slots/0?action=save",
-        "/props",
     ],
 )
-def test_posts_that_only_ask_or_manage_run_no_inference(path: str) -> None:
+def test_posts_that_only_ask_run_no_inference(path: str) -> None:
     assert classify("POST", path).reach is Reach.NONE
+
+
+@pytest.mark.parametrize(
+    "path", ["/slots/0?action=save", "/slots%2f0", "/props", "/lora-adapters", "/models/load"]
+)
+def test_management_may_change_any_slot(path: str) -> None:
+    endpoint = classify("POST", path)
+    assert endpoint.is_management
+    assert endpoint.reach is Reach.EXCLUSIVE
+    assert not classify("GET", path).is_management
 
 
 def test_the_path_is_decoded_as_the_server_decodes_it() -> None:
@@ -131,9 +139,10 @@ def test_several_prompts_or_answers_may_take_several_slots(path: str, document: 
     assert refine(classify("POST", path), document) is Reach.EXCLUSIVE
 
 
-def test_a_body_we_cannot_read_may_take_several_slots() -> None:
-    assert refine(classify("POST", "/completion"), None) is Reach.EXCLUSIVE
-    assert refine(classify("POST", "/v1/messages"), None) is Reach.EXCLUSIVE
+def test_a_body_we_cannot_read_cannot_be_pinned() -> None:
+    assert refine(classify("POST", "/completion"), None) is Reach.FLOATING
+    assert refine(classify("POST", "/v1/messages"), None) is Reach.FLOATING
+    assert refine(classify("POST", "/rerank"), None) is Reach.EXCLUSIVE
 
 
 def test_a_form_or_a_route_without_inference_stays_what_it_is() -> None:

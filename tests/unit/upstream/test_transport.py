@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
@@ -256,6 +257,23 @@ def _shutdown(wire: Wire) -> None:
     raw = socket.socket(fileno=socket.dup(wire.writer.get_extra_info("socket").fileno()))
     raw.shutdown(socket.SHUT_RDWR)
     raw.close()
+
+
+async def test_a_connection_idle_for_long_is_given_up_before_the_server_does_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """llama-server closes at five seconds; the pool's clock is moved on instead of waiting."""
+    idle = 0.0
+    monkeypatch.setattr("aiohttp.connector.monotonic", lambda: time.monotonic() + idle)
+    async with (server := RawServer(lambda wire: answering([server])(wire))):
+        transport = await serve(server)
+        connections = []
+        for seconds in (0.0, 2.5, 4.5):
+            idle += seconds
+            await answer(transport)
+            connections.append(server.connections)
+        await transport.close()
+    assert connections == [1, 1, 2]
 
 
 async def test_a_request_that_met_the_close_half_way_is_not_sent_again() -> None:
