@@ -13,6 +13,7 @@ from aiohttp import web
 
 from kvproxy.errors import KvproxyError
 from kvproxy.proxy.server import create_runner, require_c_parser
+from kvproxy.settings.address import Address
 from kvproxy.settings.model import Settings
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import Event, ServerReady
@@ -59,9 +60,9 @@ async def _serve(settings: Settings) -> int:
     runtime = Runtime(settings, bus=bus)
     ready = _heard(bus, ServerReady)
     signals = _Signals()
-    await runtime.start()
     runner = create_runner(runtime.face.handle)
     try:
+        await runtime.start()
         await _listen(runner, settings)
         runtime.tasks.spawn(_tell_verdict(runtime, ready), name="verdict")
         await signals.first.wait()
@@ -80,7 +81,8 @@ async def _listen(runner: web.ServerRunner, settings: Settings) -> None:
         raise ListenError(
             f"cannot listen on {address}: {error.strerror or error}; choose another server.listen"
         ) from None
-    log.info("listening on http://%s, in front of %s", address, settings.upstreams[0].url)
+    bound = Address(address.host, runner.addresses[0][1])  # port 0 lets the system choose
+    log.info("listening on http://%s, in front of %s", bound, settings.upstreams[0].url)
 
 
 async def _stop(runtime: Runtime, signals: _Signals) -> int:

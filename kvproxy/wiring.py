@@ -16,7 +16,7 @@ from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.restorer import Restorer
-from kvproxy.checkpoint.rounds import Flushed, Rounds
+from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.errors import CapacityError, ErrorCode
 from kvproxy.identifiers import ServerName
@@ -91,13 +91,14 @@ class Runtime:
         until = self.clock.now() + budget_seconds
         self.is_draining = True
         self.desk.refuse(CapacityError(ErrorCode.DRAINING, "kvproxy is shutting down", retry_after_seconds=5))
-        saved = await self._flush(budget_seconds * 0.8, wait_for_requests=False)
+        endings: Endings = {}
+        await self._flush(budget_seconds * 0.8, endings)
         reserve = budget_seconds / 5 if self.settings.checkpoint.on_shutdown else 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - self.clock.now() - reserve)):
                 await self.face.until_idle()
                 await self.desk.until_all_returned()
-        return _sum(saved, await self._flush(max(0.0, until - self.clock.now()), wait_for_requests=False))
+        return await self._flush(max(0.0, until - self.clock.now()), endings)
 
     async def stop(self) -> None:
         """End every task and connection. What is not saved is lost, and costs a cold prompt."""
@@ -107,10 +108,10 @@ class Runtime:
         await self.transport.close()
         await self.store.close()
 
-    async def _flush(self, seconds: float, *, wait_for_requests: bool) -> Flushed:
+    async def _flush(self, seconds: float, endings: Endings) -> Flushed:
         if not self.settings.checkpoint.on_shutdown:
             return Flushed()
-        return await self.rounds.flush(Trigger.SHUTDOWN, seconds, wait_for_requests=wait_for_requests)
+        return await self.rounds.flush(Trigger.SHUTDOWN, seconds, wait_for_requests=False, endings=endings)
 
     # -- building --------------------------------------------------------------------------------------------
 
@@ -306,7 +307,3 @@ def _policy(settings: CheckpointSettings) -> CheckpointPolicy:
         max_dirty_seconds=settings.max_dirty_seconds,
         max_unsaved_tokens=settings.max_unsaved_tokens,
     )
-
-
-def _sum(first: Flushed, second: Flushed) -> Flushed:
-    return Flushed(first.saved + second.saved, first.failed + second.failed)

@@ -26,10 +26,14 @@ LOST_SERVER_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What a flush did: how many were saved, and how many dirty ones could not be."""
+    """What a flush did: how many conversations were saved, and how many dirty ones could not be."""
 
     saved: int = 0
     failed: int = 0
+
+
+Endings = dict[SessionKey, bool]
+"""What came of each conversation in the end: True if it was saved."""
 
 
 class Rounds:
@@ -92,10 +96,7 @@ class Rounds:
         lease = self._desk.try_checkpoint(slot)
         if lease is None:
             return Checkpoint(CheckpointOutcome.BUSY)
-        try:
-            return await self._checkpointer.save(slot, lease.epoch, trigger)
-        finally:
-            lease.release()
+        return await self._checkpointer.save_under(lease, trigger)
 
     async def save_session(self, session: SessionKey, timeout_seconds: float) -> Checkpoint:
         """Save a session where it lives, waiting for its request to end; CLEAN if it lives nowhere."""
@@ -108,15 +109,25 @@ class Rounds:
             await asyncio.sleep(FLUSH_LOOK_SECONDS)
         return result
 
-    async def flush(self, trigger: Trigger, timeout_seconds: float, *, wait_for_requests: bool) -> Flushed:
-        """Save every dirty slot within the time. `wait_for_requests`: also those that serve now."""
+    async def flush(
+        self,
+        trigger: Trigger,
+        timeout_seconds: float,
+        *,
+        wait_for_requests: bool,
+        endings: Endings | None = None,
+    ) -> Flushed:
+        """Save every dirty slot within the time. `wait_for_requests`: also those that serve now.
+
+        `endings` are those of a flush before, which this one goes on with: the result tells of both.
+        """
         until = self._clock.now() + timeout_seconds
         tried: set[tuple[SlotId, int]] = set()
-        saved = failed = 0
+        endings = {} if endings is None else endings
         patience = self._clock.now() + LOST_SERVER_SECONDS
         while self._clock.now() < until:
             if self._desk.is_suspended and self._clock.now() >= patience:
-                failed += sum(v.is_dirty for v in self._table.views())
+                endings.update({v.occupant: False for v in self._table.views() if v.is_dirty and v.occupant})
                 break
             ready = [v for v in self._table.views() if v.is_dirty and _stay(v.id, v.occupancy) not in tried]
             free = [v for v in ready if v.state is SlotState.RESIDENT and not v.is_leased]
@@ -125,12 +136,21 @@ class Rounds:
                 if result.outcome is CheckpointOutcome.BUSY:
                     continue
                 tried.add(_stay(view.id, view.occupancy))
-                saved += result.outcome is CheckpointOutcome.PUBLISHED
-                failed += result.outcome.is_failure or result.outcome is CheckpointOutcome.BREAKER_OPEN
+                _note(endings, view.occupant, result.outcome)
             if not ready or not (free or wait_for_requests):
                 break
             await asyncio.sleep(FLUSH_LOOK_SECONDS)
-        return Flushed(saved, failed)
+        saved = sum(endings.values())
+        return Flushed(saved, len(endings) - saved)
+
+
+def _note(endings: Endings, session: SessionKey | None, outcome: CheckpointOutcome) -> None:
+    if session is None:
+        return
+    if outcome is CheckpointOutcome.PUBLISHED:
+        endings[session] = True
+    elif outcome.is_failure or outcome is CheckpointOutcome.BREAKER_OPEN:
+        endings[session] = False
 
 
 def _stay(slot: SlotId, occupancy: object) -> tuple[SlotId, int]:
