@@ -46,7 +46,7 @@ async def test_two_conversations_believed_resident_continue_at_once_after_a_kill
         talks = [Talk("alpha"), Talk("beta")]
         await saved(here, *talks)
         for _ in range(10):
-            held = {talk.canary: len(slot.tokens) for talk, slot in zip(talks, by_talk(here, talks))}
+            held = {talk.canary: len(slot.tokens) for talk, slot in by_talk(here, talks)}
             await here.fake.restart()
             answers = await asyncio.gather(*(here.proxy.turn(talk) for talk in talks))
             assert [answer.told for answer in answers] == [("restored", None)] * 2
@@ -54,10 +54,10 @@ async def test_two_conversations_believed_resident_continue_at_once_after_a_kill
             await here.proxy.admin("POST", "flush")
 
 
-def by_talk(here: House, talks: list[Talk]) -> list[Any]:
-    """The fake's slot in which each conversation lives."""
+def by_talk(here: House, talks: list[Talk]) -> list[tuple[Talk, Any]]:
+    """Each conversation with the slot of the fake in which it lives."""
     word = {slot.words.decode().strip(): slot for slot in here.fake.slots}
-    return [word[talk.canary] for talk in talks]
+    return [(talk, word[talk.canary]) for talk in talks]
 
 
 async def test_a_server_that_comes_back_later_is_waited_for_with_503_and_then_restores(
