@@ -7,7 +7,7 @@ connections after 5 s, and a call on one that is just being closed could not be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from kvproxy.tasks import Failure, TaskSet
 from kvproxy.upstream import replies
 from kvproxy.upstream.replies import (
     ActionFailure,
+    Completed,
     Erased,
     Fault,
     Obstacle,
@@ -125,6 +126,35 @@ class LlamaServer:
         reply = await self._ask("/v1/models", timeout)
         return {} if isinstance(reply, Unavailable) else replies.parse_meta(reply.body)
 
+    async def tokenize(self, text: str, timeout: float = QUESTION_SECONDS) -> tuple[int, ...] | Unavailable:
+        """Wakes a sleeping server."""
+        reply = await self._ask("/tokenize", timeout, {"content": text})
+        if isinstance(reply, Unavailable):
+            return reply
+        tokens = replies.parse_tokens(reply.body)
+        return _foreign("/tokenize") if tokens is None else tokens
+
+    async def complete(
+        self, slot: SlotId, prompt: Sequence[int], *, n_predict: int, timeout: float
+    ) -> Completed | Unavailable:
+        """Put the token ids `prompt` through `slot` and generate exactly `n_predict` tokens after them.
+
+        Whatever the slot held is lost, and the slot must be idle: a request pinned to a busy one can
+        corrupt the answer it is giving.
+        """
+        body = {
+            "prompt": list(prompt),
+            "id_slot": slot,
+            "cache_prompt": True,
+            "n_predict": n_predict,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        reply = await self._ask("/completion", timeout, body)
+        if isinstance(reply, Unavailable):
+            return reply
+        return replies.parse_completed(reply.body) or _foreign("/completion")
+
     async def actions_supported(self, timeout: float = QUESTION_SECONDS) -> ActionFailure | None:
         """None if slot actions work. Asks for a save under a name that the server must refuse before it
         looks at the slot, so no slot is touched. Wakes a sleeping server."""
@@ -183,9 +213,16 @@ class LlamaServer:
         except OSError as error:
             return ActionFailure(Fault.UNREACHABLE, _told(error))
 
-    async def _ask(self, target: str, timeout: float) -> _Reply | Unavailable:
+    async def _ask(
+        self, target: str, timeout: float, body: Mapping[str, object] | None = None
+    ) -> _Reply | Unavailable:
+        """GET, or POST where there is a `body`."""
         try:
-            reply = await self._exchange("GET", target, timeout)
+            reply = await (
+                self._exchange("GET", target, timeout)
+                if body is None
+                else self._exchange("POST", target, timeout, orjson.dumps(body))
+            )
         except aiohttp.ClientError as error:
             return Unavailable(Obstacle.UNREACHABLE, _told(error))
         except TimeoutError:

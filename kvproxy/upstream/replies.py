@@ -229,6 +229,29 @@ def parse_meta(body: object) -> Mapping[str, Any]:
     return _map(_map(models[0]).get("meta")) if isinstance(models, list) and models else {}
 
 
+def parse_tokens(body: object) -> tuple[int, ...] | None:
+    """The token ids of `POST /tokenize`; None if they are not plain numbers."""
+    tokens = _map(body).get("tokens")
+    if not isinstance(tokens, list):
+        return None
+    ids = tuple(token for token in tokens if _int(token) is not None)
+    return ids if len(ids) == len(tokens) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What `POST /completion` did with a prompt: tokens it `computed`, tokens it `reused`."""
+
+    computed: int
+    reused: int
+
+
+def parse_completed(body: object) -> Completed | None:
+    timings = _map(_map(body).get("timings"))
+    computed, reused = _count(timings.get("prompt_n")), _count(timings.get("cache_n"))
+    return None if computed is None or reused is None else Completed(computed, reused)
+
+
 ERROR_MESSAGE_CHARS = 300
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import orjson
 import pytest
 
 from kvproxy.identifiers import SlotId, SnapshotName
@@ -11,6 +12,7 @@ from kvproxy.upstream import client as client_module
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import (
     ActionFailure,
+    Completed,
     Erased,
     Fault,
     Obstacle,
@@ -140,6 +142,42 @@ async def test_model_meta_is_read_and_empty_when_it_cannot_be_had(
     assert await connect().model_meta() == {"n_vocab": 288}
     server.answer = always(503, LOADING)
     assert await connect().model_meta() == {}
+
+
+async def test_a_text_becomes_tokens(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {"tokens": [7, 8]})
+    assert await connect().tokenize("hello") == (7, 8)
+    assert server.requests[0].line == "POST /tokenize HTTP/1.1"
+    assert server.requests[0].body == b'{"content":"hello"}'
+
+
+async def test_a_completion_is_pinned_deterministic_and_as_long_as_asked(
+    server: RawServer, connect: Connect
+) -> None:
+    server.answer = always(200, {"timings": {"prompt_n": 1, "cache_n": 2}})
+    assert await connect().complete(SLOT, (5, 6, 7), n_predict=4, timeout=5) == Completed(1, 2)
+    assert server.requests[0].line == "POST /completion HTTP/1.1"
+    assert orjson.loads(server.requests[0].body) == {
+        "prompt": [5, 6, 7],
+        "id_slot": 1,
+        "cache_prompt": True,
+        "n_predict": 4,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+
+
+@pytest.mark.parametrize("status", [200, 400])
+async def test_what_is_no_answer_to_tokenize_or_completion_is_told(
+    server: RawServer, connect: Connect, status: int
+) -> None:
+    server.answer = always(status, {"error": {"message": "no room"}})
+    for answer in (
+        await connect().tokenize("hello"),
+        await connect().complete(SLOT, (5,), n_predict=0, timeout=5),
+    ):
+        assert isinstance(answer, Unavailable)
+        assert ("no room" in answer.message) == (status == 400)
 
 
 async def test_actions_are_supported_where_a_bad_name_is_refused(server: RawServer, connect: Connect) -> None:

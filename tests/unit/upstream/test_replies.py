@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.upstream import replies
-from kvproxy.upstream.replies import Erased, Restored, Saved, SlotInfo
+from kvproxy.upstream.replies import Completed, Erased, Restored, Saved, SlotInfo
 
 PROPS: dict[str, Any] = {
     "default_generation_settings": {"n_ctx": 8192, "params": {}},
@@ -28,7 +28,8 @@ JSON = st.recursive(
 )
 FIELDS = st.sampled_from(
     "total_slots default_generation_settings modalities id is_processing next_token n_decoded id_slot "
-    "n_saved n_written n_restored n_read n_erased timings save_ms data meta error message".split()
+    "n_saved n_written n_restored n_read n_erased timings save_ms data meta error message tokens cache_n "
+    "prompt_n".split()
 )
 
 
@@ -152,6 +153,18 @@ def test_meta_is_that_of_the_first_model() -> None:
     assert replies.parse_meta({"data": [{"id": "x"}]}) == {}
 
 
+def test_tokens_are_numbers_or_nothing() -> None:
+    assert replies.parse_tokens({"tokens": [1, 2]}) == (1, 2)
+    for tokens in (None, "12", [1, "2"], [True], [{"id": 1, "piece": "a"}]):
+        assert replies.parse_tokens({"tokens": tokens}) is None
+
+
+def test_a_completion_tells_what_was_computed_and_what_was_reused() -> None:
+    assert replies.parse_completed({"timings": {"prompt_n": 3, "cache_n": 4}}) == Completed(3, 4)
+    for timings in (None, {}, {"prompt_n": 3}, {"prompt_n": 3, "cache_n": -1}):
+        assert replies.parse_completed({"timings": timings}) is None
+
+
 @given(st.one_of(JSON, st.dictionaries(FIELDS, JSON), st.lists(st.dictionaries(FIELDS, JSON), min_size=1)))
 def test_no_body_makes_a_parser_raise(body: object) -> None:
     for parse in (
@@ -163,5 +176,7 @@ def test_no_body_makes_a_parser_raise(body: object) -> None:
         replies.parse_error,
         replies.parse_meta,
         replies.parse_slot_id,
+        replies.parse_tokens,
+        replies.parse_completed,
     ):
         parse(body)
