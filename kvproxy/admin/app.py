@@ -88,7 +88,7 @@ class AdminFace:
                     asdict(await self._p.rounds.flush(Trigger.MANUAL, SAVE_SECONDS, wait_for_requests=True))
                 )
             case ("POST", ["gc"]):
-                return _json({"deleted": [*await self._p.keeper.collect(), *await self._p.keeper.sweep()]})
+                return await self._collect(dry_run=request.query.get("dry_run", "0") not in ("", "0"))
             case (_, ["sessions", name, *deed]):
                 return await self._on_session(request.method, name, deed)
             case _:
@@ -185,6 +185,11 @@ class AdminFace:
                 detail = result.detail or result.outcome
                 raise ReplyError(ErrorCode.SAVE_FAILED, f"the save failed: {detail}", status=502)
         return _json({"saves": [asdict(result) for result in results]})
+
+    async def _collect(self, *, dry_run: bool) -> web.Response:
+        keeper = self._p.keeper
+        names = [*await keeper.collect(dry_run=dry_run), *await keeper.sweep(dry_run=dry_run)]
+        return _json({"deleted": names, "dry_run": dry_run})
 
     async def _invalidate(self, sessions: tuple[Session, ...]) -> web.Response:
         marked = 0

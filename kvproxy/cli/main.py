@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from kvproxy import __version__
-from kvproxy.cli import check_config, serve
+from kvproxy.cli import (
+    check_config,
+    doctor,
+    flush,
+    gc,
+    invalidate,
+    purge,
+    save,
+    serve,
+    sessions,
+    slots,
+    snapshots,
+    status,
+)
 from kvproxy.errors import KvproxyError, SettingsError
 
 DONE = 0
@@ -27,7 +40,20 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace, /) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, check_config)
+COMMANDS: tuple[Command, ...] = (
+    serve,
+    check_config,
+    doctor,
+    status,
+    slots,
+    sessions,
+    snapshots,
+    save,
+    invalidate,
+    purge,
+    flush,
+    gc,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

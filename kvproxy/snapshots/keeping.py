@@ -65,8 +65,8 @@ class Keeper:
                 await self.sweep()
             self._wanted.clear()
 
-    async def collect(self) -> tuple[SnapshotName, ...]:
-        """Let go of what is beyond the bounds; the names that went."""
+    async def collect(self, *, dry_run: bool = False) -> tuple[SnapshotName, ...]:
+        """Let go of what is beyond the bounds; the names that went, or in a dry run would have."""
         age = self._bounds.max_age_days
         expired = choose_expired(
             self._store.all(),
@@ -76,15 +76,18 @@ class Keeper:
             now=self._clock.wall(),
             in_use=self._store.restoring(),
         )
-        if not expired:
-            return ()
+        if dry_run or not expired:
+            return tuple(one.name for one in expired)
         removed = await self._store.forget({one.name for one in expired})
         await self.delete(removed.names)
         return removed.names
 
-    async def sweep(self) -> tuple[SnapshotName, ...]:
-        """Delete files of ours that no manifest names: what a kill left behind. The names that went."""
+    async def sweep(self, *, dry_run: bool = False) -> tuple[SnapshotName, ...]:
+        """Delete files of ours that no manifest names: what a kill left behind. The names that went, or in
+        a dry run would have."""
         orphans = await self._files.orphans(self._known(), self._store.owner)
+        if dry_run:
+            return orphans
         return tuple([name for name in orphans if await self._swept(name)])
 
     async def _swept(self, name: SnapshotName) -> bool:

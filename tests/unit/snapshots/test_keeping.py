@@ -172,3 +172,15 @@ async def test_at_start_it_sweeps_at_once_and_collects_when_asked() -> None:
 
     assert len(room.files.deleted) == 2
     assert [manifest.key for manifest in room.store.all()] == [B]
+
+
+async def test_a_dry_run_says_what_would_go_and_leaves_it() -> None:
+    room = Room(Bounds(max_snapshots=0))
+    known, orphan = manifest_of(A), new_name(OWNER)
+    room.store.index.put(known)
+    room.files.left_behind = [known.current.name, orphan]
+
+    assert await room.keeper.collect(dry_run=True) == (known.current.name,)
+    assert await room.keeper.sweep(dry_run=True) == (orphan,)
+    assert room.files.deleted == []
+    assert room.store.all() == (known,)

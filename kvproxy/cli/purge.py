@@ -1,0 +1,28 @@
+"""`kvproxy purge SESSION`."""
+
+from __future__ import annotations
+
+import argparse
+
+from kvproxy.cli.daemon_client import (
+    add_daemon_arguments,
+    add_session_argument,
+    as_json,
+    client_from,
+    session_path,
+)
+
+NAME = "purge"
+HELP = "Forget a conversation and delete its snapshots."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_session_argument(parser)
+    add_daemon_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    answer = client_from(args).delete(session_path(args.session))
+    text = f"{answer['purged']} conversations forgotten, {len(answer['deleted'])} snapshots with them"
+    print(as_json(answer) if args.json else text)
+    return 0

@@ -1,0 +1,46 @@
+"""The two directories, as kvproxy would find them at start. All of it blocks; OSErrors become reasons."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from kvproxy.doctor.check import Change, Check, passed, unusable
+from kvproxy.errors import StateDirError
+from kvproxy.snapshots.lock import StateLock
+
+STATE_DIRECTORY = "state directory"
+
+OTHER_STATE_DIR = Change("state_dir: DIR", "kvproxy does not start without a state directory of its own")
+
+
+def check_state_dir(path: Path) -> Check:
+    """Usable and lockable? Creates nothing that stays but the lock file of a directory that is there."""
+    if not path.exists():
+        return _check_absent(path)
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"kvproxy")
+            file.flush()
+    except OSError as error:
+        return unusable(STATE_DIRECTORY, f"{path} cannot be written: {error.strerror}", OTHER_STATE_DIR)
+    return _check_lock(path)
+
+
+def _check_absent(path: Path) -> Check:
+    parent = next(folder for folder in path.parents if folder.exists())
+    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+        return passed(STATE_DIRECTORY, f"{path} will be made at the first start")
+    return unusable(STATE_DIRECTORY, f"{path} cannot be made in {parent}", OTHER_STATE_DIR)
+
+
+def _check_lock(path: Path) -> Check:
+    try:
+        with StateLock.acquire(path):
+            return passed(STATE_DIRECTORY, f"{path} is usable and free")
+    except StateDirError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            # A daemon at work is no fault; its own lock is what tells us of it.
+            return passed(STATE_DIRECTORY, f"{path} is usable and held by a running kvproxy")
+        return unusable(STATE_DIRECTORY, str(error), OTHER_STATE_DIR)

@@ -1,0 +1,96 @@
+"""What the server's answers to plain questions mean: pure."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from kvproxy.doctor.check import Change, Check, degraded, passed, unusable
+from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
+
+REACHABLE = "reachable"
+LLAMA_SERVER = "llama-server"
+SLOTS_API = "slots API"
+SAVE_PATH = "save path"
+SLOTS = "slots"
+
+AUTOMATIC_SLOTS = 4
+"""What llama-server takes without -np; it then shares one KV cache among them and clears idle slots."""
+
+SET_KEY = Change("upstreams[].api_key: KEY", "the server answers management only to those who have its key")
+SET_SAVE_PATH = Change("llama-server --slot-save-path DIR", "without it the server refuses to save slots")
+ALLOW_SLOTS = Change("llama-server without --no-slots", "without GET /slots no slot can be seen idle")
+
+ASLEEP = "the server sleeps, and asking would wake it; send it a request and run the doctor again"
+
+
+def judge_props(url: str, answer: Props | Unavailable) -> tuple[Check, ...]:
+    """The checks `reachable` and `llama-server`, as far as they got."""
+    if isinstance(answer, Props):
+        reached = passed(REACHABLE, f"{url} answers")
+        sleeping = ", asleep" if answer.is_sleeping else ""
+        build = answer.build or "unknown"
+        return (reached, passed(LLAMA_SERVER, f"build {build}, {_model(answer)}{sleeping}"))
+    match answer.reason:
+        case Obstacle.UNREACHABLE:
+            start = Change(
+                "llama-server --host HOST --port PORT, or upstreams[].url", "nothing answers at this address"
+            )
+            return (unusable(REACHABLE, f"{url} does not answer: {answer.message}", start),)
+        case Obstacle.LOADING:
+            return (
+                passed(REACHABLE, f"{url} answers"),
+                unusable(LLAMA_SERVER, "the model is being loaded: run the doctor again when it is"),
+            )
+        case Obstacle.UNAUTHORIZED:
+            return (
+                passed(REACHABLE, f"{url} answers"),
+                degraded(LLAMA_SERVER, f"GET /props is refused: {answer.message}", SET_KEY),
+            )
+        case Obstacle.UNSUPPORTED | Obstacle.NOT_LLAMA_SERVER:
+            other = Change("upstreams[].url: URL", "what answers at this address is no llama-server")
+            return (passed(REACHABLE, f"{url} answers"), unusable(LLAMA_SERVER, answer.message, other))
+
+
+def judge_slots_api(answer: tuple[SlotInfo, ...] | Unavailable) -> Check:
+    if not isinstance(answer, Unavailable):
+        return passed(SLOTS_API, f"GET /slots shows {_count(len(answer), 'slot')}")
+    match answer.reason:
+        case Obstacle.UNAUTHORIZED:
+            return degraded(SLOTS_API, f"GET /slots is refused: {answer.message}", SET_KEY)
+        case Obstacle.UNSUPPORTED:
+            return degraded(SLOTS_API, f"GET /slots is switched off: {answer.message}", ALLOW_SLOTS)
+        case _:
+            return degraded(SLOTS_API, f"GET /slots has no answer: {answer.message}")
+
+
+def judge_save_path(failure: ActionFailure | None) -> Check:
+    if failure is None:
+        return passed(SAVE_PATH, "slots can be saved")
+    match failure.fault:
+        case Fault.UNSUPPORTED:
+            return degraded(SAVE_PATH, f"slots cannot be saved: {failure.message}", SET_SAVE_PATH)
+        case Fault.UNAUTHORIZED:
+            return degraded(SAVE_PATH, f"slot actions are refused: {failure.message}", SET_KEY)
+        case _:
+            return degraded(SAVE_PATH, f"slot actions do not work: {failure.message}")
+
+
+def judge_numbers(props: Props) -> Check:
+    """How many conversations fit at once, and how long they may be."""
+    each = "unknown context" if props.n_ctx is None else f"{props.n_ctx} tokens each"
+    detail = f"{_count(props.total_slots, 'slot')}, {each}"
+    if props.total_slots == AUTOMATIC_SLOTS:
+        detail += " (as many as llama-server takes without -np: give -np explicitly)"
+    return passed(SLOTS, detail)
+
+
+def asleep(name: str) -> Check:
+    return degraded(name, f"not looked at: {ASLEEP}")
+
+
+def _model(props: Props) -> str:
+    return PurePath(props.model_path).name or props.model_alias or "unknown model"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvproxy.doctor.check import Result
+from kvproxy.doctor.verdicts import (
+    ALLOW_SLOTS,
+    SET_KEY,
+    SET_SAVE_PATH,
+    asleep,
+    judge_numbers,
+    judge_props,
+    judge_save_path,
+    judge_slots_api,
+)
+from kvproxy.identifiers import SlotId
+from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
+
+PROPS = Props(2, 8192, "/models/m.gguf", "", "", "b1", "marker", False, ())
+
+
+def test_a_server_that_tells_is_reached_and_recognised() -> None:
+    reached, recognised = judge_props("http://u", PROPS)
+    assert (reached.result, recognised.result) == (Result.OK, Result.OK)
+    assert recognised.detail == "build b1, m.gguf"
+    assert judge_props("http://u", replace(PROPS, is_sleeping=True))[1].detail.endswith("asleep")
+
+
+@pytest.mark.parametrize(
+    ("reason", "results"),
+    [
+        (Obstacle.UNREACHABLE, [Result.UNUSABLE]),
+        (Obstacle.LOADING, [Result.OK, Result.UNUSABLE]),
+        (Obstacle.UNAUTHORIZED, [Result.OK, Result.DEGRADED]),
+        (Obstacle.UNSUPPORTED, [Result.OK, Result.UNUSABLE]),
+        (Obstacle.NOT_LLAMA_SERVER, [Result.OK, Result.UNUSABLE]),
+    ],
+)
+def test_how_far_a_server_was_reached(reason: Obstacle, results: list[Result]) -> None:
+    checks = judge_props("http://u", Unavailable(reason, "why"))
+    assert [check.result for check in checks] == results
+
+
+def test_an_unknown_key_names_the_setting() -> None:
+    assert judge_props("http://u", Unavailable(Obstacle.UNAUTHORIZED, "no"))[1].changes == (SET_KEY,)
+
+
+def test_slots_that_are_shown_are_counted() -> None:
+    check = judge_slots_api((SlotInfo(SlotId(0), False, None, None, 0),))
+    assert (check.result, check.detail) == (Result.OK, "GET /slots shows 1 slot")
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        (Obstacle.UNSUPPORTED, (ALLOW_SLOTS,)),
+        (Obstacle.UNAUTHORIZED, (SET_KEY,)),
+        (Obstacle.UNREACHABLE, ()),
+    ],
+)
+def test_without_the_slots_api_conversations_do_not_survive(reason: Obstacle, change: object) -> None:
+    check = judge_slots_api(Unavailable(reason, "why"))
+    assert (check.result, check.changes) == (Result.DEGRADED, change)
+    assert "why" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("fault", "change"),
+    [
+        (Fault.UNSUPPORTED, (SET_SAVE_PATH,)),
+        (Fault.UNAUTHORIZED, (SET_KEY,)),
+        (Fault.TIMED_OUT, ()),
+    ],
+)
+def test_without_slot_actions_the_flag_is_named(fault: Fault, change: object) -> None:
+    check = judge_save_path(ActionFailure(fault, "why"))
+    assert (check.result, check.changes) == (Result.DEGRADED, change)
+    assert judge_save_path(None).result is Result.OK
+
+
+def test_four_slots_may_be_nobodys_choice() -> None:
+    assert judge_numbers(PROPS).detail == "2 slots, 8192 tokens each"
+    assert "-np" in judge_numbers(replace(PROPS, total_slots=4)).detail
+    assert judge_numbers(replace(PROPS, total_slots=1, n_ctx=None)).detail == "1 slot, unknown context"
+
+
+def test_a_sleeping_server_is_not_said_to_be_well() -> None:
+    assert asleep("slots API").result is Result.DEGRADED
