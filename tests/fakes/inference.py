@@ -77,6 +77,7 @@ class Inference:
         works = requests.completions(data, dialect.prompts(data), pinnable=dialect.pinnable, slots=n_slots)
         exchange = self._begin(request, works, dialect.answer)
         exchange.answer.include_usage = bool((data.get("stream_options") or {}).get("include_usage"))
+        exchange.answer.calls_tools = data.get("tool_choice") == "required"
         exchange.progress = data.get("return_progress") is True
         exchange.keep = works[0].streams and "X-Conversation-Id" in request.headers
         if works[0].streams:

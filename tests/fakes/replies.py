@@ -79,6 +79,8 @@ class Answer:
     include_usage: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     begun: bool = False
+    calls_tools: bool = False
+    """a chat answer says that it ended in a tool call"""
     end: bytes = b""
 
     def progress(self, event: PromptProgress) -> bytes:
@@ -178,7 +180,7 @@ class ChatAnswer(Answer):
         return sse(self._chunk(event.index, {"role": "assistant", "content": None})) + chunk
 
     def final(self, event: Final) -> bytes:
-        last = self._chunk(event.index, {}, _finish(event))
+        last = self._chunk(event.index, {}, self._reason(event))
         if not self.include_usage:
             return sse({**last, "timings": timings(event)})
         frame = _openai_frame(self, [], "chat.completion.chunk")
@@ -187,7 +189,7 @@ class ChatAnswer(Answer):
     def whole(self, finals: list[Final]) -> Json:
         choices = [
             {
-                "finish_reason": _finish(final),
+                "finish_reason": self._reason(final),
                 "index": final.index,
                 "message": {"role": "assistant", "content": text(final.text)},
             }
@@ -195,6 +197,9 @@ class ChatAnswer(Answer):
         ]
         frame = _openai_frame(self, choices, "chat.completion")
         return {**frame, "usage": usage(finals[0]), "timings": timings(finals[0])}
+
+    def _reason(self, final: Final) -> str:
+        return "tool_calls" if self.calls_tools else _finish(final)
 
     def _chunk(self, index: int, delta: Json, reason: str | None = None) -> Json:
         choice = {"finish_reason": reason, "index": index, "delta": delta}
