@@ -51,6 +51,11 @@ class Attempt(Generic[T]):
         return not isinstance(self.result, ActionFailure | NotStarted)
 
     @property
+    def failed_for_good(self) -> bool:
+        """The call was made, and is over without success."""
+        return isinstance(self.result, ActionFailure) and not self.timed_out
+
+    @property
     def timed_out(self) -> bool:
         """The call was made and may still run."""
         return isinstance(self.result, ActionFailure) and self.result.fault is Fault.TIMED_OUT

@@ -3,7 +3,7 @@
 The caller holds a lease on the slot, so nothing runs in it. Each attempt saves under a new name; what was
 published before stays until the new manifest is on disk. Whatever goes wrong is an outcome.
 
-A checkpoint once begun is seen through: callers run it in a task of the house, never in a client's.
+A checkpoint once begun is seen through: it runs in a task of the house, never in a client's (`save_under`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy, is_worth_saving
 from kvproxy.identifiers import Epoch, SlotId, SnapshotName, short
+from kvproxy.slots.leases import Lease
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
 from kvproxy.snapshots.files import FileCheck
@@ -88,6 +89,17 @@ class Checkpointer:
             done.set_result(result)
         return result
 
+    async def save_under(self, lease: Lease, trigger: Trigger) -> Checkpoint:
+        """Checkpoint the slot of `lease` and give it back, also when the one who asked has left."""
+        work = self._save_and_release(lease, trigger)
+        return await asyncio.shield(self._p.tasks.spawn(work, name=f"checkpoint slot {lease.slot}"))
+
+    async def _save_and_release(self, lease: Lease, trigger: Trigger) -> Checkpoint:
+        try:
+            return await self.save(lease.slot, lease.epoch, trigger)
+        finally:
+            lease.release()
+
     async def joined(self, slot: SlotId) -> Checkpoint | None:
         """Wait for a save of `slot` that is in flight instead of making another; None if there is none."""
         flying = self._in_flight.get(slot)
@@ -138,7 +150,9 @@ class Checkpointer:
         )
         if isinstance(attempt.result, Saved):
             return await self._verify(job, attempt, attempt.result)
-        return self._failed(job, attempt)
+        result = self._failed(job, attempt)
+        # What a failed save leaves would keep a full disk full. One that is late is still being written.
+        return await self._discard(job, result) if attempt.failed_for_good else result
 
     def _deadline(self, job: _Job) -> float:
         return self._p.actions.deadline(

@@ -219,5 +219,10 @@ class Restorer:
 
 
 def _died(result: Restored | ActionFailure) -> bool:
-    """The server was there when the restore was sent, and gone before it answered."""
-    return isinstance(result, ActionFailure) and result.fault is Fault.UNREACHABLE and result.was_sent
+    """The server was there when the restore was sent, and gone before it answered.
+
+    An answer that says it cannot (503: another process is loading) is one: that server has not acted.
+    """
+    if not isinstance(result, ActionFailure) or result.fault is not Fault.UNREACHABLE:
+        return False
+    return result.was_sent and not result.status

@@ -124,7 +124,8 @@ class FakeAction:
 async def _answer(answer: object) -> object:
     """What an answer is now: one that is a function happens while it is waited for."""
     value = answer() if callable(answer) else answer
-    return await value if asyncio.isfuture(value) or asyncio.iscoroutine(value) else value
+    # As with a real call: it goes on when the one who waits for it is cancelled.
+    return await asyncio.shield(value) if asyncio.isfuture(value) or asyncio.iscoroutine(value) else value
 
 
 @dataclass
@@ -359,6 +360,7 @@ class World:
         verify: bool = True,
         restores: bool = True,
         max_failures: int = 3,
+        timeout_seconds: float = 30.0,
     ) -> None:
         self.log: list[str] = []
         self.sink = Sink()
@@ -379,8 +381,10 @@ class World:
         self.actions = SlotActions(MAIN, self.breaker, clock=self.clock, emit=self.sink, tasks=self.tasks)
         self.policy = policy or CheckpointPolicy()
         self.parts = self._parts()
-        self.checkpointer = Checkpointer(self.parts, self.policy, timeout_seconds=30.0)
-        self.restorer = Restorer(self.parts, is_enabled=restores, verify=verify, timeout_seconds=30.0)
+        self.checkpointer = Checkpointer(self.parts, self.policy, timeout_seconds=timeout_seconds)
+        self.restorer = Restorer(
+            self.parts, is_enabled=restores, verify=verify, timeout_seconds=timeout_seconds
+        )
         self.preparer = Preparer(
             self.parts, self.checkpointer, self.restorer, on_switch=on_switch, is_strict=is_strict
         )
