@@ -276,6 +276,7 @@ class Runtime:
                 self.bus.emit,
                 settings.security.allowed_hosts,
                 settings.security.allow_management,
+                self.upstream.api_key is not None or bool(settings.security.api_keys),
                 settings.sessions.headers,
                 settings.server.max_body_bytes,
                 is_draining=lambda: self.is_draining,

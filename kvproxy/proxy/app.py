@@ -34,6 +34,8 @@ class FaceParts:
     emit: Emit
     allowed_hosts: tuple[str, ...]
     allows_management: bool
+    has_api_keys: bool
+    """Then the server's slots are shown to nobody: they hold other users' prompts."""
     session_headers: tuple[str, ...]
     max_body_bytes: int
     is_draining: Callable[[], bool]
@@ -89,7 +91,8 @@ class ClientFace:
 
     async def _admit(self, request: web.BaseRequest, endpoint: Endpoint, path: str) -> Call | None:
         """The request, read; None for one that runs no inference and may stream through."""
-        if forbidden(request.method, path) and not self._p.allows_management:
+        is_closed = forbidden(request.method, path, has_api_keys=self._p.has_api_keys)
+        if is_closed and not self._p.allows_management:
             raise ReplyError(
                 ErrorCode.ROUTE_FORBIDDEN,
                 f"{path} manages the server and is closed to clients (security.allow_management opens it)",
