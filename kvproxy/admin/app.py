@@ -239,9 +239,11 @@ class AdminFace:
 
 def _is_loopback(remote: str | None) -> bool:
     try:
-        return remote is not None and ip_address(remote).is_loopback
+        address = ip_address(remote or "")
     except ValueError:
         return False
+    # On a dual-stack socket an IPv4 client comes as ::ffff:127.0.0.1, which is no loopback to Python.
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:
