@@ -51,7 +51,7 @@ class Tap:
         self.first_byte_at: float | None = None
 
     def begin(self, content_encoding: str | None) -> None:
-        self._is_readable = content_encoding in (None, "", "identity")
+        self._is_readable = (content_encoding or "identity").strip().lower() == "identity"
 
     def feed(self, chunk: bytes) -> None:
         if self.first_byte_at is None:

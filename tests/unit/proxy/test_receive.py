@@ -44,6 +44,8 @@ async def test_an_encoded_body_is_not_looked_into(encoding: str) -> None:
 
 async def test_an_unencoded_body_may_say_so() -> None:
     assert await parse_object(b"{}", "identity") == {}
+    assert await parse_object(b"{}", " Identity") == {}
+    assert await parse_object(b"{}", "") == {}
 
 
 async def test_a_large_body_is_read_like_a_small_one() -> None:
