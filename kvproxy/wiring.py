@@ -22,7 +22,11 @@ from kvproxy.errors import CapacityError, ErrorCode
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.endpoints import LABELS
-from kvproxy.proxy.exchange import Exchange, ExchangeParts
+from kvproxy.proxy.exchange import Exchange
+from kvproxy.proxy.holding import Holder
+from kvproxy.proxy.pinned import PinnedRequests
+from kvproxy.proxy.sending import Sender, WriteStall
+from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import CheckpointSettings, Settings
 from kvproxy.slots.leases import LeaseDesk
@@ -225,26 +229,25 @@ class Runtime:
 
     def _build_faces(self) -> None:
         settings = self.settings
+        holder = Holder(self.server, self.desk, self.watch, self.tasks, self.bus.emit)
+        stall = WriteStall(settings.server.write_stall_seconds, self.desk)
+        sender = Sender(
+            self.transport, self.watch, stall, self.upstream.api_key, settings.server.response_headers
+        )
+        pinned = PinnedRequests(
+            self.table,
+            holder,
+            sender,
+            self.preparer,
+            self.checkpointer,
+            self.probe,
+            self.volatility,
+            self.policy,
+            self.clock,
+        )
+        unpinned = UnpinnedRequests(holder, sender, self.preparer, self.probe)
         self.exchange = Exchange(
-            ExchangeParts(
-                self.server,
-                self.upstream.api_key,
-                self.transport,
-                self.table,
-                self.desk,
-                self.watch,
-                self.volatility,
-                self.probe,
-                self.preparer,
-                self.checkpointer,
-                self.registry,
-                self.policy,
-                self.tasks,
-                self.clock,
-                self.bus.emit,
-                settings.server.response_headers,
-                settings.server.write_stall_seconds,
-            )
+            self.server, holder, sender, pinned, unpinned, self.registry, self.clock, self.bus.emit
         )
         self.admin = AdminFace(
             AdminParts(

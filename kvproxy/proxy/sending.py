@@ -1,0 +1,76 @@
+"""Sends requests to one server and relays its answers, and tells the watch what that showed of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from kvproxy.errors import UpstreamError
+from kvproxy.proxy.headers import upstream_headers
+from kvproxy.proxy.relay import Ending, RelayedResponse, relay
+from kvproxy.proxy.visit import Visit
+from kvproxy.slots.leases import LeaseDesk
+from kvproxy.upstream.transport import Transport
+from kvproxy.upstream.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStall:
+    """A client that does not read is cut off only while others wait for what it holds."""
+
+    seconds: float
+    desk: LeaseDesk
+
+    def applies(self) -> bool:
+        return self.desk.waiting > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    transport: Transport
+    watch: Watch
+    stall: WriteStall
+    api_key: str | None
+    shows_headers: bool
+
+    async def pass_by(self, request: web.BaseRequest) -> RelayedResponse:
+        """A request that runs no inference: body and answer stream through."""
+        body = request.content.iter_any() if request.can_read_body else None
+        upstream = await self.transport.send(request.method, request.raw_path, self._headers(request), body)
+        return await relay(request, upstream, extra_headers={})
+
+    async def send(self, visit: Visit, body: bytes) -> RelayedResponse:
+        """Raises UpstreamError if no answer began; one that broke off later is told by its `ending`."""
+        request, account = visit.request, visit.account
+        account.sent()
+        try:
+            upstream = await self.transport.send(
+                request.method, request.raw_path, self._headers(request), body
+            )
+        except UpstreamError:
+            self.watch.suspect()
+            raise
+        account.headers_came()
+        response = await relay(
+            request,
+            upstream,
+            extra_headers=account.headers() if self.shows_headers else {},
+            tap=account.tap,
+            stall=self.stall,
+        )
+        if response.ending is Ending.UPSTREAM_BROKE:
+            self.watch.suspect()
+        elif response.ending is Ending.COMPLETE:
+            self.watch.confirmed()
+        return response
+
+    def _headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
+        return upstream_headers(
+            request.raw_headers,
+            peer=request.remote,
+            scheme=request.scheme,
+            host=request.headers.get("Host"),
+            api_key=self.api_key,
+        )

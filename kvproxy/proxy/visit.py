@@ -1,0 +1,24 @@
+"""One request on its way through the house: what came in, what it asks, and the account kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from kvproxy.checkpoint.outcome import Outcome, Preparation
+from kvproxy.proxy.account import Account
+from kvproxy.proxy.call import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    request: web.BaseRequest
+    call: Call
+    account: Account
+
+    def shown(self, preparation: Preparation) -> Preparation:
+        """What a request that owns nothing is told: that it is one, not how cold it is."""
+        if self.call.is_bypass:
+            return Preparation(Outcome.BYPASS)
+        return Preparation(Outcome.AUXILIARY) if self.call.is_auxiliary else preparation
