@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
+from kvproxy.errors import ErrorCode, ReplyError
+from kvproxy.identifiers import SessionKey, SlotId
+from kvproxy.slots.leases import Lease, Purpose, Want
+from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.telemetry.events import SessionCold, SessionSwitched
+from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored, Saved
+from tests.support.fakes_core import A, B, Late, World, generation_of, manifest_of, settle, stay
+
+S0 = SlotId(0)
+FAILED = ActionFailure(Fault.FAILED, "HTTP 500", 500)
+
+
+async def lease_for(world: World, key: SessionKey | None) -> Lease:
+    return await world.desk.acquire(Want(Purpose.PINNED, key))
+
+
+async def prepare(world: World, key: SessionKey | None = A, **session: Any) -> Preparation | ReplyError:
+    known = None if key is None else world.session(key, **session)
+    result = await world.preparer.prepare(await lease_for(world, key), known)
+    await settle()
+    return result
+
+
+def one_slot(**changes: Any) -> World:
+    return World(slots=1, **changes)
+
+
+def verbs(world: World) -> list[str]:
+    """The calls in order, less the names of files."""
+    return [entry.split(" kvp-")[0] for entry in world.log]
+
+
+class TestAtOnce:
+    async def test_a_resident_session_needs_nothing(self) -> None:
+        w = one_slot()
+        w.house(0, stay(A))
+        lease = await lease_for(w, A)
+
+        assert w.preparer.at_once(lease, w.session(A)) == Preparation(Outcome.RESIDENT)
+        assert w.preparer.at_once(lease, w.session(B)) is None
+        assert w.preparer.at_once(lease, None) is None
+        assert w.log == []
+
+
+class TestSwitch:
+    async def test_a_stored_session_comes_in_after_the_one_before_was_saved(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B))
+        w.keep(manifest_of(A))
+
+        assert await prepare(w) == Preparation(Outcome.RESTORED, restored_tokens=1000)
+
+        assert verbs(w) == ["save 0", "publish", "mark", "restore 0", "clear"]
+        assert w.occupant() == "a" * 12
+        (switched,) = w.sink.of(SessionSwitched)
+        assert (switched.evicted, switched.session) == ("b" * 12, "a" * 12)
+
+    async def test_a_new_session_comes_in_after_what_is_left_of_the_other_was_erased(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B))
+
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.NEW_SESSION)
+
+        assert verbs(w) == ["save 0", "publish", "erase 0"]
+        assert (w.state(), w.occupant(), w.table.view(S0).is_blank) == ("idle", None, True)
+
+    async def test_an_empty_slot_is_neither_saved_nor_erased(self) -> None:
+        w = one_slot()
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.NEW_SESSION)
+        assert w.log == []
+        (cold,) = w.sink.of(SessionCold)
+        assert (cold.session, cold.reason) == ("a" * 12, Reason.NEW_SESSION)
+
+    async def test_a_clean_occupant_is_not_saved_again(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B, saved=1))
+        await prepare(w)
+        assert verbs(w) == ["erase 0"]
+
+    async def test_where_a_switch_does_not_save_the_occupant_is_lost(self) -> None:
+        w = one_slot(on_switch=False)
+        w.house(0, stay(B))
+        await prepare(w)
+        assert verbs(w) == ["erase 0"]
+
+    async def test_a_failed_save_costs_the_other_session_its_state_and_nobody_an_error(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B))
+        w.server.answer("save", FAILED)
+        w.keep(manifest_of(A))
+
+        assert await prepare(w) == Preparation(Outcome.RESTORED, restored_tokens=1000)
+        assert verbs(w) == ["save 0", "delete", "mark", "restore 0", "clear"]
+
+    async def test_what_is_left_of_one_that_opens_alike_is_of_use_and_not_erased(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B))
+        w.session(B, opening=b"same")
+
+        await prepare(w, A, opening=b"same")
+
+        assert "erase 0" not in verbs(w)
+        assert w.state() == "idle"
+
+    async def test_openings_that_differ_or_are_not_known_are_erased(self) -> None:
+        for opening in (b"other", None):
+            w = one_slot()
+            w.house(0, stay(B))
+            w.session(B, opening=b"same" if opening else None)
+            await prepare(w, A, opening=opening)
+            assert verbs(w)[-1] == "erase 0"
+
+
+class TestStrict:
+    async def test_a_failed_save_refuses_the_request_and_the_other_session_stays(self) -> None:
+        w = one_slot(is_strict=True)
+        w.house(0, stay(B))
+        w.server.answer("save", FAILED)
+
+        refusal = await prepare(w)
+
+        assert isinstance(refusal, ReplyError)
+        assert (refusal.code, refusal.status, refusal.retry_after_seconds) == (ErrorCode.SAVE_FAILED, 503, 5)
+        assert (w.state(), w.occupant()) == ("resident", "b" * 12)
+
+    async def test_a_failed_restore_refuses_the_request(self) -> None:
+        w = one_slot(is_strict=True)
+        w.keep(manifest_of(A))
+        w.server.answer("restore", FAILED)
+
+        refusal = await prepare(w)
+
+        assert isinstance(refusal, ReplyError)
+        assert (refusal.code, refusal.status) == (ErrorCode.RESTORE_FAILED, 503)
+
+    async def test_a_session_that_was_never_saved_is_no_failure(self) -> None:
+        assert await prepare(one_slot(is_strict=True)) == Preparation(Outcome.COLD, Reason.NEW_SESSION)
+
+
+class TestNobodys:
+    async def test_a_request_of_nobody_finds_a_slot_in_which_nothing_is_left(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B))
+
+        assert await prepare(w, None) == Preparation(Outcome.COLD, Reason.NO_SNAPSHOT)
+
+        assert verbs(w) == ["save 0", "publish", "erase 0"]
+        assert w.sink.of(SessionCold) == []
+
+    async def test_a_fork_is_not_restored_and_says_that_its_session_is_busy(self) -> None:
+        w = World(slots=2)
+        w.house(0, stay(A))
+        w.keep(manifest_of(A))
+        first = await lease_for(w, A)
+        w.table.serve(first.slot, first.epoch, stay(A))
+        fork = await lease_for(w, A)
+
+        result = await w.preparer.prepare(fork, w.session(A))
+
+        assert result == Preparation(Outcome.COLD, Reason.SESSION_BUSY)
+        assert w.log == []
+
+
+class TestColdReasons:
+    @pytest.mark.parametrize(
+        ("known", "reason"),
+        [
+            ({"requests": 0}, Reason.NEW_SESSION),
+            ({"requests": 3}, Reason.NO_SNAPSHOT),
+            ({"requests": 3, "was_resident": True}, Reason.EVICTED),
+            ({"requests": 3, "was_resident": True, "lost_to_restart": True}, Reason.SERVER_RESTARTED),
+        ],
+    )
+    async def test_a_session_without_a_snapshot_is_told_what_became_of_it(
+        self, known: dict[str, object], reason: Reason
+    ) -> None:
+        assert await prepare(one_slot(), A, **known) == Preparation(Outcome.COLD, reason)
+
+    async def test_a_failed_restore_erases_what_is_left_and_says_so(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B, saved=1))
+        w.keep(manifest_of(A))
+        w.server.answer("restore", Restored(1, 5000))
+
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.RESTORE_FAILED)
+        assert verbs(w)[-1] == "erase 0"
+
+    async def test_a_snapshot_that_cannot_be_used_is_told_by_its_reason(self) -> None:
+        cases: list[tuple[Reason, World]] = [
+            (reason, one_slot())
+            for reason in (
+                Reason.FINGERPRINT_MISMATCH,
+                Reason.SNAPSHOT_INVALID,
+                Reason.NOT_WORTH_IT,
+                Reason.PERSISTENCE_OFF,
+            )
+        ]
+        cases[0][1].keep(manifest_of(A, fingerprint=Fingerprint.from_dict({"build": "b2"})))
+        cases[1][1].keep(manifest_of(A, generation_of(invalid_reason="bad")))
+        cases[2][1].keep(manifest_of(A, generation_of(tokens=5000)))
+        cases[3][1].turn_off()
+        for reason, w in cases:
+            assert await prepare(w, A, requests=1) == Preparation(Outcome.COLD, reason)
+
+    async def test_an_open_breaker_is_told(self) -> None:
+        w = one_slot(max_failures=1)
+        w.keep(manifest_of(A))
+        w.server.answer("restore", FAILED)
+        await w.restorer.restore(S0, w.table.epoch, A, generation_of().revision)
+
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.BREAKER_OPEN)
+
+
+class TestLateActions:
+    async def test_after_a_late_save_the_slot_is_served_as_it_is_and_nothing_more_is_asked_of_it(
+        self,
+    ) -> None:
+        w = one_slot()
+        w.house(0, stay(B))
+        w.keep(manifest_of(A))
+        w.server.answer("save", Late())
+
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.RESTORE_FAILED)
+        assert (verbs(w), w.state()) == (["save 0"], "quarantined")
+
+    async def test_a_late_erase_leaves_a_slot_of_which_nothing_is_believed_until_it_ends(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B))
+        late = Late()
+        w.server.answer("erase", late)
+
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.NEW_SESSION)
+        assert w.state() == "quarantined"
+
+        late.end(Erased(10))
+        await settle()
+        assert (w.state(), w.changes) == ("idle", 1)
+
+    async def test_an_erase_that_fails_leaves_leftovers_and_does_not_count(self) -> None:
+        w = one_slot(max_failures=1)
+        w.house(0, stay(B))
+        w.server.answer("erase", FAILED)
+
+        await prepare(w)
+
+        assert (w.state(), w.table.view(S0).is_blank, w.actions.are_allowed) == ("idle", False, True)
+
+
+class TestLives:
+    async def test_a_lease_that_is_void_already_prepares_nothing(self) -> None:
+        w = World(slots=2)
+        w.house(1, stay(A))
+        lease = await lease_for(w, A)
+        w.live(1)
+
+        result = await w.preparer.prepare(lease, w.session(A))
+
+        assert result == Preparation(Outcome.COLD, Reason.SERVER_RESTARTED)
+        assert w.log == []
+
+    async def test_a_life_that_passes_during_the_save_is_left_alone(self) -> None:
+        w = one_slot()
+        w.house(0, stay(B))
+        w.keep(manifest_of(A))
+
+        def pass_away() -> Saved:
+            w.live(1)
+            w.house(0, stay(B))
+            return Saved(1000, 5000)
+
+        w.server.answer("save", pass_away)
+
+        result = await prepare(w)
+
+        assert isinstance(result, Preparation)
+        assert result.outcome is Outcome.COLD
+        assert verbs(w) == ["save 0", "delete"]
+        assert w.occupant() == "b" * 12
+
+
+class TestVacate:
+    async def test_a_slot_that_is_nobodys_needs_no_leaving(self) -> None:
+        w = one_slot()
+        lease = await lease_for(w, A)
+        assert await w.preparer.vacate(lease, S0, None) is None
+        assert w.sink.events == []

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import pytest
+
+from kvproxy.checkpoint.outcome import RestoreOutcome
+from kvproxy.checkpoint.restorer import DIED, NO_ROOM, Restoration
+from kvproxy.identifiers import Revision, SlotId
+from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest
+from kvproxy.telemetry.events import RestoreEnded, RestoreStarted, TaskDied
+from kvproxy.upstream.breaker import BreakerState
+from kvproxy.upstream.replies import ActionFailure, Fault, Restored
+from tests.support.fakes_core import FINGERPRINT, A, B, Late, World, generation_of, manifest_of, settle, stay
+
+S0 = SlotId(0)
+O = RestoreOutcome  # noqa: E741 - the outcomes, many times over
+IDENTITY = FileIdentity(device=1, inode=2, size=3, mtime_ns=4, ctime_ns=5)
+
+
+def world(answer: object = None, *, previous: Generation | None = None, **changes: object) -> World:
+    """Session A is stored, slot 0 is nobody's."""
+    made = World(**changes)  # type: ignore[arg-type]
+    made.session(A)
+    made.keep(manifest_of(A, generation_of(revision=Revision(4)), previous))
+    if answer is not None:
+        made.server.answer("restore", answer)
+    return made
+
+
+async def restore(world: World, base: int = 0) -> Restoration:
+    result = await world.restorer.restore(S0, world.table.epoch, A, Revision(base))
+    await settle()
+    return result
+
+
+def stored(world: World) -> Manifest:
+    manifest = world.store.find(A, FINGERPRINT)
+    assert manifest is not None
+    return manifest
+
+
+def name(world: World) -> str:
+    return stored(world).current.name
+
+
+class TestRestored:
+    async def test_it_is_marked_restored_and_cleared_in_this_order(self) -> None:
+        w = world()
+
+        result = await restore(w)
+
+        assert result == Restoration(O.RESTORED, 1000, 5000)
+        assert w.log == ["mark", f"restore 0 {name(w)}", "clear"]
+        assert (w.state(), w.occupant()) == ("resident", "a" * 12)
+        assert w.store.touched == [A]
+
+    async def test_what_was_restored_is_clean_and_holds_what_was_saved(self) -> None:
+        w = world()
+        await restore(w)
+
+        occupancy = w.table.view(S0).occupancy
+        assert occupancy is not None
+        assert (occupancy.is_dirty, occupancy.tokens, occupancy.revision) == (False, 1000, 4)
+
+    async def test_a_stay_never_begins_below_a_revision_the_session_has_reached(self) -> None:
+        w = world()
+        await restore(w, base=9)
+
+        occupancy = w.table.view(S0).occupancy
+        assert occupancy is not None
+        assert (occupancy.revision, occupancy.is_dirty) == (9, False)
+
+    async def test_it_is_told_when_it_begins_and_when_it_ends(self) -> None:
+        w = world()
+        await restore(w)
+
+        assert len(w.sink.of(RestoreStarted)) == 1
+        (ended,) = w.sink.of(RestoreEnded)
+        assert (ended.session, ended.outcome, ended.tokens) == ("a" * 12, O.RESTORED, 1000)
+
+
+class TestNotTried:
+    async def test_a_session_never_saved_costs_no_look_at_any_file(self) -> None:
+        w = World()
+        assert (await restore(w)).outcome is O.NO_SNAPSHOT
+        assert (w.log, w.sink.events) == ([], [])
+
+    async def test_a_snapshot_of_another_model_is_not_touched_and_the_difference_named(self) -> None:
+        w = World()
+        other = Fingerprint.from_dict({"model_path": "/models/one.gguf", "build": "b2"})
+        w.keep(manifest_of(A, fingerprint=other))
+
+        result = await restore(w)
+
+        assert (result.outcome, result.detail) == (O.FINGERPRINT_MISMATCH, "differs in build")
+        assert w.log == []
+
+    async def test_nothing_is_restored_where_persistence_is_off(self) -> None:
+        w = world()
+        w.turn_off("no save path")
+        result = await restore(w)
+        assert (result.outcome, result.detail, w.log) == (O.OFF, "no save path", [])
+
+    async def test_nothing_is_restored_where_the_operator_wants_none(self) -> None:
+        assert (await restore(world(restores=False))).outcome is O.OFF
+
+    async def test_a_snapshot_that_does_not_fit_the_slot_is_kept(self) -> None:
+        w = World()
+        kept = w.keep(manifest_of(A, generation_of(tokens=4097)))
+
+        result = await restore(w)
+
+        assert (result.outcome, result.detail) == (O.DOES_NOT_FIT, "4097 tokens do not fit 4096")
+        assert stored(w) == kept
+        assert w.log == []
+
+    async def test_without_the_mark_the_server_is_not_asked(self) -> None:
+        w = world(max_failures=1)
+        w.store.mark_fails = True
+
+        result = await restore(w)
+
+        assert (result.outcome, result.detail) == (O.STORE_FAILED, "the disk is full")
+        assert w.log == ["mark", "clear"]
+        assert w.state() == "idle"
+        assert w.actions.breaker_state is BreakerState.CLOSED
+
+    async def test_a_life_that_has_passed_is_not_restored_into(self) -> None:
+        w = world()
+        epoch = w.table.epoch
+        w.live(1)
+
+        result = await w.restorer.restore(S0, epoch, A, Revision(0))
+
+        assert (result.outcome, w.log) == (O.UNREACHABLE, [])
+
+    async def test_an_open_breaker_spares_the_call_and_the_mark_does_not_stay(self) -> None:
+        w = world(ActionFailure(Fault.FAILED, "no"), max_failures=1)
+        await restore(w)
+        w.log.clear()
+
+        assert (await restore(w)).outcome is O.BREAKER_OPEN
+        assert w.log == ["mark", "clear"]
+        assert (w.state(), w.store.marks) == ("idle", set())
+
+    async def test_a_restore_that_never_got_its_turn_is_busy_and_blames_nothing(self) -> None:
+        w = World(timeout_seconds=0.0)
+        kept = w.keep(manifest_of(A, generation_of(size_bytes=1)))
+        w.server.answer("erase", Late())
+        await w.actions.run(lambda: w.server.start_erase(SlotId(1)), 1.0, lambda fate: None)
+
+        assert (await restore(w)).outcome is O.BUSY
+        assert (w.state(), stored(w), w.store.marks) == ("idle", kept, set())
+
+
+class TestVerified:
+    async def test_a_file_that_is_not_what_was_published_never_reaches_the_server(self) -> None:
+        w = world()
+        w.files.bad[stored(w).current.name] = "is 1 byte short"
+
+        result = await restore(w)
+
+        assert result.outcome is O.SNAPSHOT_INVALID
+        assert stored(w).current.invalid_reason == "is 1 byte short"
+        assert w.log == ["invalidate"]
+
+    async def test_the_previous_generation_stands_in_for_one_that_is_bad(self) -> None:
+        previous = generation_of(tokens=700, revision=Revision(3))
+        w = world(Restored(700, 3500), previous=previous)
+        w.files.bad[stored(w).current.name] = "is gone"
+
+        result = await restore(w)
+
+        assert (result.outcome, result.tokens) == (O.RESTORED, 700)
+        assert w.log == ["invalidate", "mark", f"restore 0 {previous.name}", "clear"]
+
+    async def test_when_both_are_bad_nothing_is_asked_of_the_server(self) -> None:
+        previous = generation_of()
+        w = world(previous=previous)
+        w.files.bad |= {stored(w).current.name: "is gone", previous.name: "is gone"}
+
+        assert (await restore(w)).outcome is O.SNAPSHOT_INVALID
+        assert w.log == ["invalidate", "invalidate"]
+        assert (await restore(w)).outcome is O.SNAPSHOT_INVALID
+
+    async def test_a_file_that_moved_and_is_still_right_is_known_by_its_new_identity(self) -> None:
+        w = world()
+        w.files.seen = IDENTITY
+
+        await restore(w)
+
+        assert stored(w).current.identity == IDENTITY
+
+    async def test_verification_can_be_switched_off(self) -> None:
+        w = world(verify=False)
+        w.files.bad[stored(w).current.name] = "is 1 byte short"
+        assert (await restore(w)).outcome is O.RESTORED
+
+
+class TestFailed:
+    async def test_a_snapshot_the_server_refuses_is_invalid_and_the_server_not_to_blame(self) -> None:
+        w = world(ActionFailure(Fault.REFUSED, "Unable to restore slot", 400), max_failures=1)
+
+        result = await restore(w)
+
+        assert result.outcome is O.REFUSED
+        assert stored(w).current.invalid_reason == "the server refused it: Unable to restore slot"
+        assert (w.state(), w.table.view(S0).is_blank) == ("idle", True)
+        assert w.actions.breaker_state is BreakerState.CLOSED
+        assert w.store.marks == set()
+
+    async def test_a_server_without_room_does_not_make_the_snapshot_invalid(self) -> None:
+        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {NO_ROOM}", 400))
+
+        assert (await restore(w)).outcome is O.REFUSED
+        assert stored(w).current.is_valid
+
+    async def test_a_server_that_fails_counts_against_the_breaker_and_keeps_the_snapshot(self) -> None:
+        w = world(ActionFailure(Fault.FAILED, "HTTP 500", 500), max_failures=1)
+
+        assert (await restore(w)).outcome is O.REFUSED
+        assert stored(w).current.is_valid
+        assert w.actions.breaker_state is BreakerState.OPEN
+
+    async def test_a_count_that_differs_from_the_saved_one_makes_the_snapshot_invalid(self) -> None:
+        w = world(Restored(999, 5000))
+
+        result = await restore(w)
+
+        assert (result.outcome, result.detail) == (
+            O.IMPLAUSIBLE,
+            "the server restored 999 tokens of 1000",
+        )
+        assert not stored(w).current.is_valid
+        assert (w.state(), w.occupant(), w.table.view(S0).is_blank) == ("idle", None, False)
+
+    async def test_a_server_that_dies_of_a_snapshot_never_sees_it_again(self) -> None:
+        w = world(ActionFailure(Fault.UNREACHABLE, "connection reset"), max_failures=1)
+
+        assert (await restore(w)).outcome is O.UNREACHABLE
+        assert stored(w).current.invalid_reason == DIED
+        assert w.log[-2:] == ["invalidate", "clear"]
+        assert w.actions.breaker_state is BreakerState.CLOSED
+
+    @pytest.mark.parametrize(
+        "failure",
+        [
+            ActionFailure(Fault.UNREACHABLE, "connection refused", was_sent=False),
+            ActionFailure(Fault.UNREACHABLE, "Loading model", 503),
+        ],
+    )
+    async def test_a_server_that_cannot_have_acted_does_not_poison_the_snapshot(
+        self, failure: ActionFailure
+    ) -> None:
+        w = world(failure)
+
+        assert (await restore(w)).outcome is O.UNREACHABLE
+        assert stored(w).current.is_valid
+        assert (w.state(), w.store.marks) == ("idle", set())
+
+    async def test_a_restore_into_a_life_that_passed_meanwhile_makes_nobody_resident(self) -> None:
+        w = world()
+
+        def pass_away() -> Restored:
+            w.live(2)
+            w.house(0, stay(B))
+            return Restored(1000, 5000)
+
+        w.server.answer("restore", pass_away)
+
+        assert (await restore(w)).outcome is O.UNREACHABLE
+        assert w.occupant() == "b" * 12
+        assert stored(w).current.is_valid
+        assert w.store.marks == set()
+
+
+class TestLate:
+    async def test_a_restore_past_its_deadline_leaves_a_slot_of_which_nothing_is_believed(self) -> None:
+        w = world(Late(), max_failures=1)
+
+        assert (await restore(w)).outcome is O.TIMED_OUT
+        assert (w.state(), w.occupant()) == ("quarantined", None)
+        assert stored(w).current.is_valid
+        assert w.actions.breaker_state is BreakerState.OPEN
+
+    async def test_its_mark_stays_until_its_fate_is_known(self) -> None:
+        late = Late()
+        w = world(late)
+        await restore(w)
+        assert w.store.marks == {name(w)}
+
+        late.end(Restored(1000, 5000))
+        await settle()
+
+        assert (w.store.marks, w.state(), w.changes) == (set(), "idle", 1)
+        assert w.occupant() is None, "a late restore is nobody's"
+        assert w.sink.of(TaskDied) == []
+
+    async def test_a_server_that_dies_of_it_later_never_sees_it_again(self) -> None:
+        late = Late()
+        w = world(late)
+        await restore(w)
+
+        late.end(ActionFailure(Fault.UNREACHABLE, "connection reset"))
+        await settle()
+
+        assert stored(w).current.invalid_reason == DIED
+        assert w.store.marks == set()
