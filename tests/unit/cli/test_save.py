@@ -26,6 +26,12 @@ def test_how_a_save_ended_is_a_line_and_an_exit_code(
     assert shown.out.startswith(told)
 
 
+def test_one_branch_left_unsaved_makes_it_a_failure(daemon: Daemon, ask: Ask) -> None:
+    saves = [{"outcome": end, "tokens": 7, "size_bytes": 80, "detail": ""} for end in ("clean", "busy")]
+    daemon.gives("POST", PATH, {"saves": saves})
+    assert ask("save", "my chat").code == 1
+
+
 def test_without_a_session_it_is_wrong_usage(ask: Ask) -> None:
     with pytest.raises(SystemExit) as caught:
         ask("save")
