@@ -232,7 +232,12 @@ class Runtime:
         holder = Holder(self.server, self.desk, self.watch, self.tasks, self.bus.emit)
         stall = WriteStall(settings.server.write_stall_seconds, self.desk)
         sender = Sender(
-            self.transport, self.watch, stall, self.upstream.api_key, settings.server.response_headers
+            self.transport,
+            self.watch,
+            stall,
+            self.upstream.api_key,
+            settings.server.response_headers,
+            settings.server.max_body_bytes,
         )
         pinned = PinnedRequests(
             self.table,

@@ -152,7 +152,6 @@ WITHOUT_UNIT_TEST = {
     "checkpoint.parts": "a record",
     "wiring": "tested over sockets in tests/integration",
     "daemon": "tested over sockets in tests/integration",
-    "cli.serve": "tested over sockets in tests/integration",
     "proxy.app": "tested over sockets in tests/integration",
     "proxy.exchange": "tested over sockets in tests/integration",
     "proxy.visit": "tested over sockets in tests/integration",
@@ -160,9 +159,6 @@ WITHOUT_UNIT_TEST = {
     "proxy.holding": "tested over sockets in tests/integration",
     "proxy.pinned": "tested over sockets in tests/integration",
     "proxy.unpinned": "tested over sockets in tests/integration",
-    "proxy.relay": "tested over sockets in tests/integration",
-    "proxy.server": "tested over sockets in tests/integration",
-    "proxy.receive": "tested over sockets in tests/integration",
 }
 """Shrinks only: a module that gains a test leaves this list."""
 

@@ -11,6 +11,7 @@ from aiohttp import web
 from kvproxy.proxy.endpoints import Endpoint, Reach, refine
 from kvproxy.proxy.opening import opening_of
 from kvproxy.proxy.receive import parse_object, read_body
+from kvproxy.proxy.rewrite import can_splice
 from kvproxy.sessions.key import (
     ClientId,
     forbids_persistence,
@@ -75,4 +76,6 @@ def _server_chooses(call: Call, document: Mapping[str, Any] | None) -> bool:
     """
     is_anonymous = call.client is None and not call.is_bypass and not call.is_auxiliary
     names_slot = document is not None and "id_slot" in document
-    return call.reach is Reach.PINNED and is_anonymous and not names_slot
+    if call.reach is not Reach.PINNED:
+        return False
+    return (is_anonymous and not names_slot) or not can_splice(call.body)

@@ -78,7 +78,7 @@ def forbidden(method: str, raw_path: str, *, has_api_keys: bool = False) -> bool
 
     With keys configured, reading `/slots` is one too: it shows other users' prompts.
     """
-    path = _plainest(origin_form(raw_path).path_and_query)
+    path = _plainest(origin_form(raw_path).path_and_query.partition("?")[0])
     if path in _SHUT:
         return True
     if method.upper() in _SAFE:
@@ -86,7 +86,7 @@ def forbidden(method: str, raw_path: str, *, has_api_keys: bool = False) -> bool
     return path in _SHUT_TO_CHANGES or path.startswith("/slots/")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _plainest(path: str) -> str:
     """Decoded until nothing changes, without query, parameters, NUL, dot segments or empty segments."""
     path = re.split(r"[?#]", path, maxsplit=1)[0]

@@ -9,7 +9,7 @@ from kvproxy.checkpoint.outcome import Preparation, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.clock import Clock
-from kvproxy.errors import ReplyError, UpstreamError
+from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import Revision
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.relay import Ending, RelayedResponse
@@ -84,8 +84,8 @@ class PinnedRequests:
         after: Trigger | None = None
         try:
             body = splice(call.body, lease.slot, cache_prompt=call.is_owner)
-            # A body that cannot be spliced was not read as an object, and would not have been pinned.
-            assert body is not None
+            if body is None:
+                raise InvariantError("a body that cannot be spliced was to be pinned")
             response = await self.sender.send(run.visit, body)
             after = self._settle(run, response)
         except UpstreamError as error:

@@ -93,6 +93,8 @@ async def parse_object(body: bytes, content_encoding: str | None = None) -> dict
 
 def _parse(body: bytes) -> dict[str, Any] | None:
     view = memoryview(body)[len(BOM) :] if body.startswith(BOM) else body
+    if body.endswith(b"\0"):  # which llama-server reads as the end of the text
+        view = bytes(view).rstrip(b"\0")
     try:
         document = orjson.loads(view)
     except orjson.JSONDecodeError:

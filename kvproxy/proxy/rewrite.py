@@ -17,12 +17,28 @@ _WINDOW = 4096
 """More white space than this around a brace is no client's body, and scanning it would cost time."""
 
 
+def can_splice(body: bytes) -> bool:
+    """Whether `splice` will find its place."""
+    return _seam(body) is not None
+
+
 def splice(body: bytes, slot: SlotId, *, cache_prompt: bool = True) -> bytes | None:
     """`body` with `id_slot` added before its final brace; all other bytes as they were.
 
     With `cache_prompt` that field is added too, as true; a request that owns nothing keeps the client's word.
     `body` is taken to be valid JSON. None if it visibly is not one object.
     """
+    seam = _seam(body)
+    if seam is None:
+        return None
+    end, is_empty = seam
+    comma = b"" if is_empty else b","
+    fields = b'%b"id_slot":%d%b' % (comma, slot, _CACHE if cache_prompt else b"")
+    return b"".join((memoryview(body)[:end], fields, memoryview(body)[end:]))
+
+
+def _seam(body: bytes) -> tuple[int, bool] | None:
+    """Where the object's final brace is, and whether the object is empty."""
     start = _first(body, len(BOM) if body.startswith(BOM) else 0)
     end = _last(body, len(body))
     if not start < end or body[start] != _OPEN or body[end] != _CLOSE:
@@ -30,9 +46,7 @@ def splice(body: bytes, slot: SlotId, *, cache_prompt: bool = True) -> bytes | N
     before = _last(body, end)
     if before < start or body[before] == _COMMA:
         return None
-    comma = b"" if before == start else b","
-    fields = b'%b"id_slot":%d%b' % (comma, slot, _CACHE if cache_prompt else b"")
-    return b"".join((memoryview(body)[:end], fields, memoryview(body)[end:]))
+    return end, before == start
 
 
 _OPEN, _CLOSE, _COMMA = b"{},"

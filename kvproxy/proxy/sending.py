@@ -9,6 +9,7 @@ from multidict import CIMultiDict
 
 from kvproxy.errors import UpstreamError
 from kvproxy.proxy.headers import upstream_headers
+from kvproxy.proxy.receive import stream_body
 from kvproxy.proxy.relay import Ending, RelayedResponse, relay
 from kvproxy.proxy.visit import Visit
 from kvproxy.slots.leases import LeaseDesk
@@ -34,10 +35,11 @@ class Sender:
     stall: WriteStall
     api_key: str | None
     shows_headers: bool
+    max_body_bytes: int
 
     async def pass_by(self, request: web.BaseRequest) -> RelayedResponse:
         """A request that runs no inference: body and answer stream through."""
-        body = request.content.iter_any() if request.can_read_body else None
+        body = stream_body(request, self.max_body_bytes)
         upstream = await self.transport.send(request.method, request.raw_path, self._headers(request), body)
         return await relay(request, upstream, extra_headers={})
 

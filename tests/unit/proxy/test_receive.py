@@ -53,3 +53,7 @@ async def test_a_large_body_is_read_like_a_small_one() -> None:
     document = await parse_object(body)
     assert document is not None
     assert len(document["a"]) == THREAD_BYTES
+
+
+async def test_a_body_is_read_up_to_a_closing_nul_as_the_server_does() -> None:
+    assert await parse_object(b'{"prompt":["a","b"]}\0') == {"prompt": ["a", "b"]}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.identifiers import SlotId
-from kvproxy.proxy.rewrite import BOM, splice
+from kvproxy.proxy.rewrite import BOM, can_splice, splice
 
 FIELDS = b'"id_slot":3,"cache_prompt":true'
 
@@ -84,3 +84,13 @@ def test_what_is_no_object_is_not_touched(body: bytes) -> None:
 
 def test_a_body_lost_in_white_space_is_given_up_at_once() -> None:
     assert splice(b"{}" + b" " * 10_000, SlotId(0)) is None
+
+
+def test_a_request_that_owns_nothing_keeps_its_own_word_on_caching() -> None:
+    body = b'{"cache_prompt":false}'
+    assert splice(body, SlotId(3), cache_prompt=False) == b'{"cache_prompt":false,"id_slot":3}'
+
+
+def test_what_can_be_spliced_is_known_before() -> None:
+    for body in (b"{}", b'{"a":1} ', b"\xef\xbb\xbf{}", b"[]", b"{", b'{"a":1}\0', b"", b'{"a":1,}'):
+        assert can_splice(body) == (splice(body, SlotId(0)) is not None)
