@@ -117,7 +117,8 @@ class Probe:
                     await flight.ended.wait()
             except TimeoutError:
                 await self._look_for(flight)
-                if flight.taken and len(flight.lease.slots) > len(flight.taken):
+                if flight.taken:
+                    # Also where nothing is let go by it: the others wait for the gate.
                     flight.lease.narrow(flight.taken)
 
     async def _look_for(self, flight: Flight) -> bool:

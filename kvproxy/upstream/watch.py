@@ -47,6 +47,9 @@ _STATES = {
     Obstacle.UNREACHABLE: ServerState.UNREACHABLE,
 }
 
+_HIDDEN = (Obstacle.UNSUPPORTED, Obstacle.UNAUTHORIZED, Obstacle.NOT_LLAMA_SERVER)
+"""Why `/slots` will not be seen in this life. Any other trouble passes."""
+
 
 @dataclass(frozen=True, slots=True)
 class WatchParts:
@@ -85,8 +88,8 @@ class Watch:
     async def run(self) -> None:
         """Ask now and then, for ever."""
         while True:
+            self._wake.clear()  # before the question: a doubt that comes with its answer wants another one
             await self.refresh()
-            self._wake.clear()
             has_slots = self._p.standing.facts.state.has_slots
             period = PERIOD_SECONDS if has_slots else PERIOD_WITHOUT_SERVER_SECONDS
             try:
@@ -132,9 +135,10 @@ class Watch:
 
     async def emptied(self) -> None:
         """A slot that should have held tokens held none: a sleep, another process, or volatile slots."""
-        epoch = self._p.table.epoch
+        epoch, began = self._p.table.epoch, self._p.clock.now()
         await self.refresh()
-        if epoch == self._p.table.epoch:
+        has_answered = self._confirmed_at >= began
+        if has_answered and epoch == self._p.table.epoch:
             self.found_volatile()
 
     # -- inside --------------------------------------------------------------------------------------------
@@ -232,15 +236,16 @@ class Watch:
         return True
 
     def _admit(self, props: Props, slots: tuple[SlotInfo, ...] | Unavailable) -> None:
-        if isinstance(slots, Unavailable):
-            off = Persistence(PersistenceMode.OFF, NO_SLOTS_ADVICE)
-            self._p.standing.set(
-                state=ServerState.DEGRADED, reason=NO_SLOTS_ADVICE, persistence=off, pins=False
-            )
+        if isinstance(slots, Unavailable) and slots.reason in _HIDDEN:
+            reason = KEY_ADVICE if slots.reason is Obstacle.UNAUTHORIZED else NO_SLOTS_ADVICE
+            off = Persistence(PersistenceMode.OFF, reason)
+            self._p.standing.set(state=ServerState.DEGRADED, reason=reason, persistence=off, pins=False)
             return
         if props.is_sleeping:
             self._p.table.assume_blank()
-        else:
+        elif not isinstance(
+            slots, Unavailable
+        ):  # else a batch of somebody's runs: looked at until it is over
             self._p.table.seen(slots)
         self._p.desk.resume()
         self._p.look()
