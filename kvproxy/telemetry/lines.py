@@ -107,6 +107,7 @@ _RESTORE_CODES: Final[Mapping[RestoreOutcome, ErrorCode]] = {
     RestoreOutcome.IMPLAUSIBLE: ErrorCode.RESTORE_FAILED,
     RestoreOutcome.TIMED_OUT: ErrorCode.OPERATION_TIMEOUT,
     RestoreOutcome.UNREACHABLE: ErrorCode.BACKEND_UNAVAILABLE,
+    RestoreOutcome.STORE_FAILED: ErrorCode.METADATA_IO,
 }
 
 
