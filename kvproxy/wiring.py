@@ -266,6 +266,7 @@ class Runtime:
                 self.files,
                 self.actions,
                 self.rounds,
+                self.preparer,
                 self.keeper,
                 self.tally,
                 self.metrics,

@@ -16,13 +16,14 @@ from kvproxy import __version__
 from kvproxy.admin.views import Json, server_view, session_view, slot_view, snapshot_view
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.outcome import Trigger
+from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.rounds import Rounds
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import ServerName, SessionKey
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.sessions.session import Session
-from kvproxy.slots.leases import LeaseDesk
+from kvproxy.slots.leases import Lease, LeaseDesk
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.files import SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
@@ -49,6 +50,7 @@ class AdminParts:
     files: SnapshotFiles
     actions: SlotActions
     rounds: Rounds
+    preparer: Preparer
     keeper: Keeper
     tally: Tally
     metrics: Metrics
@@ -202,26 +204,32 @@ class AdminFace:
     async def _purge(self, sessions: tuple[Session, ...]) -> web.Response:
         """Forget the sessions with their files. One that serves now is refused: its answer would bring
         back what was purged."""
-        for session in sessions:
-            self._empty(session.key)
         deleted: list[str] = []
         for session in sessions:
-            removed = await self._p.store.delete(session.key)
-            await self._p.keeper.delete(removed.names)
+            lease = self._evict(session.key)
+            try:
+                if lease is not None:
+                    await self._p.preparer.erase(lease)
+                removed = await self._p.store.delete(session.key)
+                await self._p.keeper.delete(removed.names)
+            finally:
+                if lease is not None:
+                    lease.release()
             self._p.registry.forget(session.key)
             deleted.extend(removed.names)
         return _json({"purged": len(sessions), "deleted": deleted})
 
-    def _empty(self, key: SessionKey) -> None:
+    def _evict(self, key: SessionKey) -> Lease | None:
+        """End the session's stay unsaved; a lease on its slot, None if it has none."""
         view = self._p.table.slot_of(key)
         if view is None:
-            return
+            return None
         lease = self._p.desk.try_checkpoint(view.id)
         if lease is None:
             message = f"the session is being served in slot {view.id}: try again when it is idle"
             raise ReplyError(ErrorCode.SLOT_BUSY, message, status=409, retry_after_seconds=1)
         self._p.table.lose(view.id, lease.epoch)
-        lease.release()
+        return lease
 
     # -- who may ---------------------------------------------------------------------------------------------
 

@@ -121,10 +121,14 @@ class Preparer:
         return _reason(session, Restoration(RestoreOutcome.NO_SNAPSHOT))
 
     async def _blank(self, lease: Lease, evicted: SessionKey | None, newcomer: Session | None) -> None:
-        """Erase what is left of another conversation. A slot that keeps it only answers the same later."""
-        if evicted is None or lease.is_void or not self._p.standing.facts.persistence.is_on:
-            return
-        if newcomer is not None and self._opens_alike(evicted, newcomer):
+        """Erase what is left of another conversation."""
+        is_shared = newcomer is not None and evicted is not None and self._opens_alike(evicted, newcomer)
+        if evicted is not None and not is_shared:
+            await self.erase(lease)
+
+    async def erase(self, lease: Lease) -> None:
+        """Empty a slot nobody lives in, if that can be done now: one that is not only answers sooner."""
+        if lease.is_void or not self._p.standing.facts.persistence.is_on:
             return
         view = self._p.table.view(lease.slot)
         if view.is_blank or view.state is not SlotState.IDLE:
