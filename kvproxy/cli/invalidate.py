@@ -11,6 +11,7 @@ from kvproxy.cli.daemon_client import (
     client_from,
     session_path,
 )
+from kvproxy.doctor.sizes import count
 
 NAME = "invalidate"
 HELP = "Mark a conversation's snapshots as not to be restored; the files stay."
@@ -23,5 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     answer = client_from(args).post(session_path(args.session, "invalidate"))
-    print(as_json(answer) if args.json else f"{answer['invalidated']} snapshots will not be restored")
+    print(
+        as_json(answer) if args.json else f"{count(answer['invalidated'], 'snapshot')} will not be restored"
+    )
     return 0

@@ -11,6 +11,7 @@ from kvproxy.cli.daemon_client import (
     client_from,
     session_path,
 )
+from kvproxy.doctor.sizes import count
 
 NAME = "purge"
 HELP = "Forget a conversation and delete its snapshots."
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     answer = client_from(args).delete(session_path(args.session))
-    text = f"{answer['purged']} conversations forgotten, {len(answer['deleted'])} snapshots with them"
+    sessions, snapshots = count(answer["purged"], "conversation"), count(len(answer["deleted"]), "snapshot")
+    text = f"{sessions} and {snapshots} forgotten"
     print(as_json(answer) if args.json else text)
     return 0

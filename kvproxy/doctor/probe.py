@@ -117,7 +117,9 @@ class Probe:
         extended = await self._survive(len(opening), turn, n_predict=REPLY_TOKENS)
         if not extended.came_through:
             return Probed(extended=extended)
-        rewritten = await self._survive(len(turn), tokens)
+        # The text's own beginning, which holds the random name: no model guesses that as its reply, and
+        # a guess would make an exact continuation of what should be none.
+        rewritten = await self._survive(len(turn), [*turn, *tokens[:TURN_TOKENS]])
         if not rewritten.came_through:
             return Probed(extended=extended, rewritten=rewritten)
         return Probed("", extended, rewritten, await self._disturb(tokens[-TURN_TOKENS:]))

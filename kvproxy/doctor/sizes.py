@@ -1,4 +1,4 @@
-"""How much room conversations take on disk: pure."""
+"""How much room conversations take on disk, and numbers as people read them: pure."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def weigh(short: Saved, long: Saved | None) -> Weight:
         return Weight(short.size_bytes / short.tokens, 0)
     slope = (long.size_bytes - short.size_bytes) / (long.tokens - short.tokens)
     return Weight(slope, max(0.0, short.size_bytes - slope * short.tokens))
+
+
+def count(number: int, noun: str) -> str:
+    """`1 slot`, `2 slots`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def human(size_bytes: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from kvproxy.doctor.check import Change, Check, degraded, passed, unusable
+from kvproxy.doctor.sizes import count
 from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
 
 REACHABLE = "reachable"
@@ -53,7 +54,7 @@ def judge_props(url: str, answer: Props | Unavailable) -> tuple[Check, ...]:
 
 def judge_slots_api(answer: tuple[SlotInfo, ...] | Unavailable) -> Check:
     if not isinstance(answer, Unavailable):
-        return passed(SLOTS_API, f"GET /slots shows {_count(len(answer), 'slot')}")
+        return passed(SLOTS_API, f"GET /slots shows {count(len(answer), 'slot')}")
     match answer.reason:
         case Obstacle.UNAUTHORIZED:
             return degraded(SLOTS_API, f"GET /slots is refused: {answer.message}", SET_KEY)
@@ -78,7 +79,7 @@ def judge_save_path(failure: ActionFailure | None) -> Check:
 def judge_numbers(props: Props) -> Check:
     """How many conversations fit at once, and how long they may be."""
     each = "unknown context" if props.n_ctx is None else f"{props.n_ctx} tokens each"
-    detail = f"{_count(props.total_slots, 'slot')}, {each}"
+    detail = f"{count(props.total_slots, 'slot')}, {each}"
     if props.total_slots == AUTOMATIC_SLOTS:
         detail += " (as many as llama-server takes without -np: give -np explicitly)"
     return passed(SLOTS, detail)
@@ -90,7 +91,3 @@ def asleep(name: str) -> Check:
 
 def _model(props: Props) -> str:
     return PurePath(props.model_path).name or props.model_alias or "unknown model"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

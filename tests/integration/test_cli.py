@@ -73,10 +73,10 @@ async def test_a_conversation_is_seen_saved_and_purged(proxy: KvProxy, run: Run,
     assert key in (await run("snapshots"))[1]
     assert len(list((tmp_path / "slots").iterdir())) == 1
 
-    assert await run("invalidate", key) == (0, "1 snapshots will not be restored\n", "")
+    assert await run("invalidate", key) == (0, "1 snapshot will not be restored\n", "")
     assert "invalidated by an operator" in (await run("snapshots"))[1]
 
-    assert await run("purge", "my chat") == (0, "1 conversations forgotten, 1 snapshots with them\n", "")
+    assert await run("purge", "my chat") == (0, "1 conversation and 1 snapshot forgotten\n", "")
     assert list((tmp_path / "slots").iterdir()) == []
     assert (await as_json(run, "sessions"))["sessions"] == []
 
@@ -92,9 +92,9 @@ async def test_a_flush_saves_all_that_is_not_saved(proxy: KvProxy, run: Run) -> 
 async def test_a_dry_collection_deletes_nothing(proxy: KvProxy, run: Run, tmp_path: Path) -> None:
     orphan = f"kvp-{proxy.runtime.store.owner}-{'0' * 24}.kv"
     (tmp_path / "slots" / orphan).write_bytes(b"what a kill left behind")
-    assert await run("gc", "--dry-run") == (0, f"{orphan}\n1 snapshots would be deleted\n", "")
+    assert await run("gc", "--dry-run") == (0, f"{orphan}\n1 snapshot would be deleted\n", "")
     assert (tmp_path / "slots" / orphan).exists()
-    assert await run("gc") == (0, f"{orphan}\n1 snapshots deleted\n", "")
+    assert await run("gc") == (0, f"{orphan}\n1 snapshot deleted\n", "")
     assert list((tmp_path / "slots").iterdir()) == []
 
 

@@ -12,5 +12,5 @@ def test_what_went_is_listed(daemon: Daemon, ask: Ask) -> None:
 
 def test_a_dry_run_asks_for_one(daemon: Daemon, ask: Ask) -> None:
     daemon.gives("POST", "/kvproxy/gc?dry_run=1", {"deleted": ["a"]})
-    assert ask("gc", "--dry-run").out == "a\n1 snapshots would be deleted\n"
+    assert ask("gc", "--dry-run").out == "a\n1 snapshot would be deleted\n"
     assert [path for _, path, _ in daemon.asked] == ["/kvproxy/gc?dry_run=1"]

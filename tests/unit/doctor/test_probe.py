@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -135,6 +136,16 @@ async def test_a_server_that_runs_no_completion_is_told(tmp_path: Path) -> None:
         found = await probe(fake)
     assert found.trouble.startswith("POST /completion: ")
     assert found.extended is None
+
+
+async def test_the_second_round_replaces_the_reply_by_what_no_model_would_say(tmp_path: Path) -> None:
+    """A model that guesses the text would turn the rewritten reply into an exact continuation."""
+    async with serving(tmp_path) as fake:
+        await probe(fake, neighbour=None)
+        prompts = [json.loads(call.body)["prompt"] for call in fake.calls if call.path == "/completion"]
+    opening, turn, rewritten = prompts
+    assert (len(opening), len(turn)) == (600, 632)
+    assert rewritten == turn + opening[:32]
 
 
 async def test_each_probe_has_a_text_of_its_own(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvproxy.doctor.sizes import Weight, human, weigh
+from kvproxy.doctor.sizes import Weight, count, human, weigh
 from kvproxy.upstream.replies import Saved
 
 
@@ -27,3 +27,7 @@ def test_a_steep_line_leaves_nothing_negative_besides() -> None:
 )
 def test_sizes_are_shown_in_decimal_units(size: float, text: str) -> None:
     assert human(size) == text
+
+
+def test_one_of_a_thing_has_no_plural() -> None:
+    assert [count(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
