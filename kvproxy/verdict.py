@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from kvproxy.doctor.sizes import human
 from kvproxy.settings.model import Settings
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.upstream.facts import Facts, Standing
@@ -43,17 +44,8 @@ def _size(known: Known, facts: Facts) -> str:
         for one in manifest.generations
     ]
     if not saved or facts.n_ctx is None:
-        return f"the size of a full slot is known after the first save (quota {_human(quota)})"
+        return f"the size of a full slot is known after the first save (quota {human(quota)})"
     largest = max(saved, key=lambda one: one.tokens)
     full = int(largest.size_bytes / largest.tokens * facts.n_ctx)
     warning = "" if full * 2 <= quota else ", which holds less than two generations of it"
-    return f"a full slot takes {_human(full)} of a quota of {_human(quota)}{warning}"
-
-
-def _human(size: int) -> str:
-    value = float(size)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    return f"a full slot takes {human(full)} of a quota of {human(quota)}{warning}"
