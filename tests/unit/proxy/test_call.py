@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
+import pytest
+from multidict import CIMultiDict
+
+from kvproxy.errors import ErrorCode, ReplyError
+from kvproxy.proxy.call import Call, receive
+from kvproxy.proxy.endpoints import Reach, classify
+from kvproxy.proxy.opening import WORTH_CHARS
+from kvproxy.sessions.key import ClientId
+
+CHAT = "/v1/chat/completions"
+NAMED = {"X-Session-Id": "chat-1"}
+
+
+class Content:
+    def __init__(self, body: bytes) -> None:
+        self._pieces = [body] if body else []
+
+    async def readany(self) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+    def is_eof(self) -> bool:
+        return not self._pieces
+
+
+async def called(
+    document: object = None,
+    headers: dict[str, str] | None = None,
+    *,
+    path: str = CHAT,
+    max_bytes: int = 10_000,
+) -> Call:
+    body = document if isinstance(document, bytes) else orjson.dumps(document or {"messages": []})
+    request = SimpleNamespace(
+        headers=CIMultiDict(headers or {}), content=Content(body), content_length=len(body), transport=None
+    )
+    return await receive(cast(Any, request), classify("POST", path), ("X-Session-Id",), max_bytes)
+
+
+async def test_a_named_conversation_owns_what_it_computes_in_one_slot() -> None:
+    call = await called({"messages": []}, NAMED)
+
+    assert call.client == ClientId("x-session-id", "chat-1")
+    assert (call.reach, call.is_owner, call.may_persist) == (Reach.PINNED, True, True)
+    assert call.body == b'{"messages":[]}'
+
+
+async def test_a_request_of_nobody_lets_the_server_choose() -> None:
+    call = await called()
+    assert (call.client, call.reach, call.is_owner) == (None, Reach.FLOATING, False)
+
+
+async def test_a_request_of_nobody_that_names_a_slot_is_pinned_lest_it_runs_there_beside_another() -> None:
+    assert (await called({"messages": [], "id_slot": 1})).reach is Reach.PINNED
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-KVProxy-Bypass": "1"}, {"X-KVProxy-Purpose": "auxiliary"}, NAMED | {"X-KVProxy-Bypass": "1"}],
+)
+async def test_a_request_that_says_it_owns_nothing_gets_a_slot_of_our_choice(headers: dict[str, str]) -> None:
+    call = await called(None, headers)
+    assert (call.reach, call.is_owner) == (Reach.PINNED, False)
+
+
+async def test_bypass_and_auxiliary_are_told_apart() -> None:
+    bypass, auxiliary = (
+        await called(None, NAMED | {"X-KVProxy-Bypass": "1"}),
+        await called(None, NAMED | {"X-KVProxy-Purpose": "auxiliary"}),
+    )
+    assert (bypass.is_bypass, bypass.is_auxiliary) == (True, False)
+    assert (auxiliary.is_bypass, auxiliary.is_auxiliary) == (False, True)
+
+
+async def test_one_that_wants_nothing_reused_owns_nothing() -> None:
+    call = await called({"messages": [], "cache_prompt": False}, NAMED)
+    assert (call.is_owner, call.is_auxiliary) == (False, True)
+    assert (await called({"messages": [], "cache_prompt": True}, NAMED)).is_owner
+
+
+async def test_a_client_may_forbid_the_disk_for_its_conversation() -> None:
+    assert not (await called(None, NAMED | {"X-KVProxy-Persist": "no"})).may_persist
+
+
+async def test_a_request_for_several_answers_needs_several_slots() -> None:
+    assert (await called({"messages": [], "n": 2}, NAMED)).reach is Reach.EXCLUSIVE
+
+
+@pytest.mark.parametrize("body", [b"not json", b"[]", b""])
+async def test_what_cannot_be_read_goes_on_as_it_is_to_a_slot_of_the_servers_choice(body: bytes) -> None:
+    call = await called(body, NAMED)
+    assert (call.reach, call.body) == (Reach.FLOATING, body)
+
+
+async def test_an_encoded_body_is_not_looked_into() -> None:
+    call = await called(b'{"messages":[]}', NAMED | {"Content-Encoding": "gzip"})
+    assert call.reach is Reach.FLOATING
+
+
+async def test_a_body_over_the_limit_is_refused() -> None:
+    with pytest.raises(ReplyError) as caught:
+        await called(b"x" * 11, max_bytes=10)
+    assert (caught.value.status, caught.value.code) == (413, ErrorCode.BODY_TOO_LARGE)
+
+
+async def test_how_a_conversation_opens_is_noted() -> None:
+    long = {"messages": [{"role": "system", "content": "x" * WORTH_CHARS}]}
+    assert (await called(long, NAMED)).opening is not None
+    assert (await called(None, NAMED)).opening is None
+
+
+async def test_an_endpoint_that_takes_no_slot_of_ours_is_not_pinned_for_a_named_conversation() -> None:
+    assert (await called({"messages": []}, NAMED, path="/v1/messages")).reach is Reach.FLOATING
+
+
+async def test_the_same_request_can_be_sent_without_a_pin() -> None:
+    call = await called({"messages": []}, NAMED)
+    loose = call.unpinned()
+    assert (loose.reach, loose.body, loose.client) == (Reach.FLOATING, call.body, call.client)
