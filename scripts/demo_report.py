@@ -45,7 +45,7 @@ def _numbers(answer: Answer) -> str:
 def ratio(step: Step) -> str:
     """How much sooner the first word came than directly; below 1 it came later."""
     times = step.direct.first_word_seconds / max(step.proxied.first_word_seconds, 1e-9)
-    return f"{times:5.1f} x"
+    return f"{times:5.1f} x" if times >= 1 else f"{times:6.2f} x"
 
 
 def summary(steps: Iterable[Step]) -> str:
