@@ -145,6 +145,7 @@ class Runtime:
             max_waiting=settings.queue.max_waiting,
             max_wait_seconds=settings.queue.max_wait_seconds,
             on_change=lambda: self.rounds.slots_changed(),
+            on_unseen=lambda: self.probe.want(),
         )
         self.probe = Probe(self.client, self.table, self.desk, self.clock)
         self.watch = Watch(

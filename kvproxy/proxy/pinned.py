@@ -86,7 +86,7 @@ class PinnedRequests:
             body = splice(call.body, lease.slot, cache_prompt=call.is_owner)
             if body is None:
                 raise InvariantError("a body that cannot be spliced was to be pinned")
-            response = await self.sender.send(run.visit, body)
+            response = await self.sender.send(run.visit, body, lambda: self.holder.desk.launched(lease))
             after = self._settle(run, response)
         except UpstreamError as error:
             if error.was_sent:
@@ -155,6 +155,8 @@ class PinnedRequests:
 
     async def _checkpoint(self, lease: Lease, trigger: Trigger) -> None:
         try:
+            # The server saw the slot idle when the answer ended, and may just be putting another in it.
+            await self.holder.desk.until_located()
             await self.checkpointer.save(lease.slot, lease.epoch, trigger)
         finally:
             self.holder.release(lease)

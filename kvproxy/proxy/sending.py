@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -43,8 +44,11 @@ class Sender:
         upstream = await self.transport.send(request.method, request.raw_path, self._headers(request), body)
         return await relay(request, upstream, extra_headers={})
 
-    async def send(self, visit: Visit, body: bytes) -> RelayedResponse:
-        """Raises UpstreamError if no answer began; one that broke off later is told by its `ending`."""
+    async def send(
+        self, visit: Visit, body: bytes, on_headers: Callable[[], None] = lambda: None
+    ) -> RelayedResponse:
+        """Raises UpstreamError if no answer began; one that broke off later is told by its `ending`.
+        `on_headers` is called when the server's came."""
         request, account = visit.request, visit.account
         account.sent()
         try:
@@ -55,6 +59,7 @@ class Sender:
             self.watch.suspect()
             raise
         account.headers_came()
+        on_headers()
         response = await relay(
             request,
             upstream,

@@ -44,11 +44,14 @@ class UnpinnedRequests:
         return await self._fly(visit, flight)
 
     async def _secure(self, lease: Lease) -> ReplyError | None:
-        """Save whoever the server might put the request in the place of."""
-        for slot in lease.slots:
-            refusal = await self.preparer.secure(lease, slot)
-            if refusal is not None:
-                return refusal
+        """Save whoever the server might put the request in the place of, also those who ended meanwhile."""
+        slots = lease.slots
+        while slots:
+            for slot in slots:
+                refusal = await self.preparer.secure(lease, slot)
+                if refusal is not None:
+                    return refusal
+            slots = self.holder.desk.widen(lease)
         return None
 
     async def _fly(self, visit: Visit, flight: Flight) -> RelayedResponse:

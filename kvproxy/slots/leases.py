@@ -6,9 +6,10 @@ and a grant counts only when the waiter takes it: one that left in between gives
 
 Three shapes of lease serve requests:
  PINNED     one slot, named in the request.
- FLOATING   the server picks among the slots it believes idle, so all that are free are held, and nothing
-            at all is granted until it was seen which one it took (`narrow`): a pinned request that met it
-            in a slot would mix two conversations in one answer.
+ FLOATING   the server picks among the slots it believes idle, so all that are free are held, no other may
+            have something on its way that the server does not know of, and nothing at all is granted until
+            it was seen which one it took (`narrow`): a pinned request that met it in a slot would mix two
+            conversations in one answer.
  EXCLUSIVE  the request may use several slots: all of them, from beginning to end.
 CHECKPOINT leases are taken without waiting: a save never queues behind users, nor they behind a line of it.
 
@@ -93,7 +94,7 @@ class LeaseDesk:
 
     `max_waiting` bounds the line (0: at once or not at all), `max_wait_seconds` the wait in it. `on_change`
     is called when slots came free or began to serve, after the line was served: what is free then, nobody
-    wants.
+    wants. `on_unseen` is called when the line waits for requests to be seen running.
     """
 
     def __init__(
@@ -104,12 +105,15 @@ class LeaseDesk:
         max_waiting: int,
         max_wait_seconds: float,
         on_change: Callable[[], None],
+        on_unseen: Callable[[], None] = lambda: None,
     ) -> None:
         self.table = table
         self._clock = clock
         self._max_waiting = max_waiting
         self._max_wait_seconds = max_wait_seconds
         self._on_change = on_change
+        self._on_unseen = on_unseen
+        self._opened = asyncio.Event()
         self._line: deque[_Waiter] = deque()
         self._ids = count(1)
         self._gate: Lease | None = None
@@ -198,6 +202,7 @@ class LeaseDesk:
     def epoch_began(self) -> None:
         """The leases of before are void; with them goes a gate one of them had closed."""
         self._gate = None
+        self._opened.set()
         self._out.clear()
         self._returned.set()
 
@@ -215,9 +220,29 @@ class LeaseDesk:
         if lease.is_released or lease.is_void:
             return
         self.table.let_go([s for s in lease.slots if s not in slots], lease.id)
-        lease.slots = slots
+        lease.slots = tuple(s for s in lease.slots if s in slots)
         self._open_gate(lease)
         self._served()
+
+    def widen(self, lease: Lease) -> tuple[SlotId, ...]:
+        """Hold for a floating `lease` what came free since it was granted; these slots."""
+        if lease.is_released or lease.is_void:
+            return ()
+        fresh = tuple(view.id for view in self.table.views() if view.is_free)
+        self.table.hold(fresh, lease.id)
+        lease.slots += fresh
+        return fresh
+
+    async def until_located(self) -> None:
+        """Wait until it is known of every floating request which slot it took."""
+        while self._gate is not None:
+            self._opened.clear()
+            await self._opened.wait()
+
+    def launched(self, lease: Lease) -> None:
+        """The answer to the request of a pinned `lease` has begun."""
+        if self.table.launched(lease.slot, lease.epoch) and self._line:
+            self._pump()
 
     def release(self, lease: Lease) -> None:
         """Give everything back. Twice is a bug; of a passed epoch there is nothing to give."""
@@ -270,6 +295,15 @@ class LeaseDesk:
     def _open_gate(self, lease: Lease) -> None:
         if self._gate is lease:
             self._gate = None
+            self._opened.set()
+
+    @property
+    def awaits_launch(self) -> bool:
+        """Whether somebody could be served, were it seen that the requests of others run."""
+        floats = any(waiter.want.purpose is Purpose.FLOATING for waiter in self._line)
+        return floats and any(
+            view.state is SlotState.SERVING and not view.is_underway for view in self.table.views()
+        )
 
     def _pump(self) -> None:
         """Serve the line, first come first."""
@@ -283,6 +317,8 @@ class LeaseDesk:
                 still.append(waiter)
                 blocked = blocked or waiter.want.purpose in (Purpose.FLOATING, Purpose.EXCLUSIVE)
         self._line.extendleft(reversed(still))
+        if self.awaits_launch:
+            self._on_unseen()
 
     def _grant(self, waiter: _Waiter) -> bool:
         choice = self._choose(waiter.want)
@@ -301,7 +337,8 @@ class LeaseDesk:
             placement = place(want.session, views)
             return None if placement is None else _single(placement)
         free = tuple(view.id for view in views if view.is_free)
-        enough = bool(free) if want.purpose is Purpose.FLOATING else _all_free(views)
+        is_floating = want.purpose is Purpose.FLOATING
+        enough = bool(free) and not _any_in_hand(views) if is_floating else _all_free(views)
         return (free, False) if enough else None
 
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
@@ -322,6 +359,10 @@ def _line_full() -> CapacityError:
 
 def _single(placement: Placement) -> tuple[tuple[SlotId, ...], bool]:
     return (placement.slot,), placement.is_fork
+
+
+def _any_in_hand(views: tuple[SlotView, ...]) -> bool:
+    return any(view.is_in_hand for view in views)
 
 
 def _all_free(views: tuple[SlotView, ...]) -> bool:

@@ -54,6 +54,8 @@ class SlotView:
     last_used: float
     is_blank: bool
     """Known to hold no tokens at all."""
+    is_underway: bool = False
+    """The server was seen to run its request, so of its own choice it puts no other one there."""
 
     @property
     def occupant(self) -> SessionKey | None:
@@ -67,3 +69,8 @@ class SlotView:
     def is_free(self) -> bool:
         """Nobody holds it and the server is not processing in it."""
         return not self.is_leased and self.state in (SlotState.IDLE, SlotState.RESIDENT)
+
+    @property
+    def is_in_hand(self) -> bool:
+        """Something of ours is on its way to it, and the server may still believe it idle."""
+        return (self.is_leased or self.state is SlotState.CANCELLING) and not self.is_underway

@@ -7,6 +7,7 @@ because what the holder learned is about a process that is gone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,10 +34,22 @@ class _Slot:
     met_doubt: bool = False
     """Its request was sent while an action's fate was open: which of the two came last, nobody can say."""
     settling: Settling | None = None
+    was_seen_running: bool = False
+    """The request it serves."""
+    since: float = -math.inf
+    """When that request was sent, or dropped."""
 
     def view(self) -> SlotView:
         leased = self.holder is not None
-        return SlotView(self.id, self.state, self.occupancy, leased, self.last_used, self.is_blank)
+        return SlotView(
+            self.id, self.state, self.occupancy, leased, self.last_used, self.is_blank, self._is_underway
+        )
+
+    @property
+    def _is_underway(self) -> bool:
+        if self.settling is not None:
+            return self.settling.was_seen
+        return self.state is SlotState.SERVING and self.was_seen_running
 
 
 class SlotTable:
@@ -58,21 +71,27 @@ class SlotTable:
         self._slots = {SlotId(n): _Slot(SlotId(n), now) for n in range(total_slots)}
         return self.epoch
 
-    def seen(self, infos: Sequence[SlotInfo]) -> bool:
-        """Take in a look at `GET /slots`; True if a slot became usable by it."""
-        before = self.unsettled
+    def seen(self, infos: Sequence[SlotInfo], asked_at: float = math.inf) -> bool:
+        """Take in a look at `GET /slots`; True if it told of a slot what was waited for.
+
+        `asked_at` is when the look began, in the clock's seconds: it tells nothing of a request that was
+        sent or dropped since.
+        """
+        before = self.unsettled + self._unseen
         for info in infos:
             slot = self._slots.get(info.id)
-            if slot is None:
+            if slot is None or slot.since > asked_at:
                 continue
             if slot.state is SlotState.UNKNOWN and slot.holder is None and not info.is_processing:
                 slot.state = advance(slot.state, SlotEvent.SEEN_IDLE)
                 slot.is_blank = not info.n_prompt_tokens
+            elif slot.state is SlotState.SERVING and info.is_processing:
+                slot.was_seen_running = True
             elif slot.settling is not None:
                 slot.settling = look(slot.settling, infos, self._clock.now())
                 if slot.settling is None:
                     self._settled(slot)
-        return self.unsettled < before
+        return self.unsettled + self._unseen < before
 
     def assume_blank(self) -> None:
         """The server slept: its slots are empty, and asking `/slots` would wake it."""
@@ -85,6 +104,11 @@ class SlotTable:
     def unsettled(self) -> int:
         """How many slots wait to be seen idle."""
         return sum(s.state in (SlotState.UNKNOWN, SlotState.CANCELLING) for s in self._slots.values())
+
+    @property
+    def _unseen(self) -> int:
+        """How many slots serve a request that was not seen to run."""
+        return sum(s.state is SlotState.SERVING and not s.was_seen_running for s in self._slots.values())
 
     # -- looking -----------------------------------------------------------------------------------------
 
@@ -127,6 +151,14 @@ class SlotTable:
         self._move(held, SlotEvent.SERVE)
         held.occupancy, held.is_blank = occupancy, False
         held.met_doubt = held.pending_actions > 0
+        held.was_seen_running, held.since = False, self._clock.now()
+        return True
+
+    def launched(self, slot: SlotId, epoch: Epoch) -> bool:
+        """The request in `slot` was seen to run: its answer has begun."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        held.was_seen_running = True
         return True
 
     def take(self, slot: SlotId, epoch: Epoch) -> bool:
@@ -135,7 +167,7 @@ class SlotTable:
             return False
         if held.state is SlotState.RESIDENT:
             self._move(held, SlotEvent.LOST)
-        return self.serve(slot, epoch, None)
+        return self.serve(slot, epoch, None) and self.launched(slot, epoch)
 
     def served(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None) -> bool:
         """The request in `slot` ended; None where what it left is nobody's."""
@@ -149,7 +181,7 @@ class SlotTable:
         if (held := self._current(slot, epoch)) is None:
             return False
         self._move(held, SlotEvent.BROKEN_OFF)
-        held.settling = settling
+        held.settling, held.since = settling, self._clock.now()
         return True
 
     # -- a switch ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from kvproxy.clock import Clock
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Lease, LeaseDesk, Purpose
 from kvproxy.slots.settling import Settling
+from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import SlotInfo, Unavailable
@@ -22,6 +23,9 @@ FIRST_LOOK_SECONDS = 0.1
 QUIET_LOOK_SECONDS = 1.25
 """Longer than the server's second of quiet."""
 
+LAUNCH_LOOK_SECONDS = 0.05
+"""Somebody waits for it."""
+
 LOCATE_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -31,7 +35,7 @@ class Flight:
 
     lease: Lease
     before: Mapping[SlotId, int | None]
-    """The last task of each held slot before the request was sent."""
+    """The last task of each slot before the request was sent."""
     body_bytes: int
     ended: asyncio.Event
     leaves_no_trace: bool = False
@@ -45,7 +49,7 @@ class Flight:
 
 
 class Probe:
-    """The looks at the slots of one server."""
+    """The looks at the slots of one server, made one after the other."""
 
     def __init__(self, client: LlamaServer, table: SlotTable, desk: LeaseDesk, clock: Clock) -> None:
         self._client = client
@@ -57,24 +61,31 @@ class Probe:
     # -- slots to be seen idle -------------------------------------------------------------------------------
 
     def want(self) -> None:
-        """A slot waits to be seen idle."""
+        """A slot waits to be seen idle, or its request to be seen running."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Look as long as slots wait to be seen idle, for ever."""
+        """Look as long as something waits to be seen, for ever."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            await self._pause(FIRST_LOOK_SECONDS)
-            while self._table.unsettled:
+            await self._rest(FIRST_LOOK_SECONDS)
+            while self._table.unsettled or self._desk.awaits_launch:
                 await self._look_once()
-                if self._table.unsettled:
-                    await self._pause(QUIET_LOOK_SECONDS)
+                await self._rest(QUIET_LOOK_SECONDS)
+
+    async def _rest(self, seconds: float) -> None:
+        if self._desk.awaits_launch:
+            await asyncio.sleep(LAUNCH_LOOK_SECONDS)
+        elif self._table.unsettled:
+            await self._pause(seconds)
 
     async def _look_once(self) -> None:
-        epoch = self._table.epoch
+        epoch, began = self._table.epoch, self._clock.now()
         infos = await self._client.slots()
-        if not isinstance(infos, Unavailable) and epoch == self._table.epoch and self._table.seen(infos):
+        if isinstance(infos, Unavailable) or epoch != self._table.epoch:
+            return
+        if self._table.seen(infos, began):
             self._desk.changed()
 
     async def _pause(self, seconds: float) -> None:
@@ -90,7 +101,7 @@ class Probe:
     # -- unpinned requests -----------------------------------------------------------------------------------
 
     async def before_flight(self, lease: Lease, body_bytes: int, *, leaves_no_trace: bool) -> Flight:
-        """What the held slots ran last, to see later which of them the request took."""
+        """What the slots ran last, to see later which of them the request took."""
         infos = await self._client.slots()
         tasks = {} if isinstance(infos, Unavailable) else {i.id: i.id_task for i in infos}
         return Flight(lease, tasks, body_bytes, asyncio.Event(), leaves_no_trace)
@@ -126,9 +137,17 @@ class Probe:
         infos = await self._client.slots()
         if isinstance(infos, Unavailable) or not flight.before or flight.leaves_no_trace:
             return False
-        held = flight.lease.slots
-        self._take(flight, tuple(i.id for i in infos if i.id in held and _was_taken(i, flight.before)))
+        if flight.lease.is_void:
+            return True
+        self._take(flight, tuple(info.id for info in infos if self._was_taken(info, flight)))
         return True
+
+    def _was_taken(self, info: SlotInfo, flight: Flight) -> bool:
+        ran_since = info.id_task != flight.before.get(info.id, info.id_task)
+        if info.id in flight.lease.slots:
+            return info.is_processing or ran_since
+        # A pinned request that ran there ended before this one was launched, and nothing was granted since.
+        return ran_since and self._table.view(info.id).state in (SlotState.IDLE, SlotState.RESIDENT)
 
     def _take(self, flight: Flight, slots: tuple[SlotId, ...]) -> None:
         flight.taken = slots
@@ -150,7 +169,3 @@ class Probe:
                 self._table.broke_off(slot, epoch, Settling(slot, was_seen=True))
             else:
                 self._table.served(slot, epoch, None)
-
-
-def _was_taken(info: SlotInfo, before: Mapping[SlotId, int | None]) -> bool:
-    return info.is_processing or info.id_task != before.get(info.id, info.id_task)

@@ -15,7 +15,7 @@ from kvproxy.slots.settling import Settling
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from tests.support.clock import FakeClock
-from tests.support.fakes_core import A, B, C, idle, settle, stay
+from tests.support.fakes_core import A, B, C, idle, processing, settle, stay
 
 S0, S1, S2 = (SlotId(n) for n in range(3))
 FLOATING = Want(Purpose.FLOATING)
@@ -31,17 +31,22 @@ class Room:
         self.clock = FakeClock()
         self.table = SlotTable(self.clock)
         self.changes = 0
+        self.unseen = 0
         self.desk = LeaseDesk(
             self.table,
             self.clock,
             max_waiting=max_waiting,
             max_wait_seconds=max_wait_seconds,
             on_change=self._changed,
+            on_unseen=self._look,
         )
         self.live(slots)
 
     def _changed(self) -> None:
         self.changes += 1
+
+    def _look(self) -> None:
+        self.unseen += 1
 
     def live(self, slots: int) -> None:
         self.table.begin_epoch(slots)
@@ -61,6 +66,18 @@ class Room:
 
     async def hold(self, want: Want) -> Lease:
         return await (await self.ask(want))
+
+    async def run(self, want: Want) -> Lease:
+        """A lease whose request was sent and is seen to run."""
+        lease = await self.hold(want)
+        self.table.serve(lease.slot, lease.epoch, None)
+        self.desk.launched(lease)
+        return lease
+
+    def end(self, lease: Lease) -> None:
+        """The answer to the request of a lease that runs."""
+        self.table.served(lease.slot, lease.epoch, None)
+        lease.release()
 
 
 async def gone(task: asyncio.Task[Any]) -> None:
@@ -282,29 +299,112 @@ class TestFloating:
         self,
     ) -> None:
         room = Room(3)
-        busy = await room.hold(pinned())
+        busy = await room.run(pinned())
         floating = await room.hold(FLOATING)
         assert floating.slots == (S1, S2)
         waiting = await room.ask(pinned(A))
-        busy.release()
+        room.end(busy)
         await settle()
         assert not waiting.done(), "slot 0 is free, but the server may take it for the unpinned request"
 
         floating.narrow((S2,))
 
-        assert (await waiting).slot == S0
+        assert (await waiting).slot in (S0, S1)
         assert floating.slot == S2
 
     async def test_narrowing_to_what_it_holds_already_opens_the_gate(self) -> None:
         room = Room(2)
-        busy = await room.hold(pinned())
+        busy = await room.run(pinned())
         floating = await room.hold(FLOATING)
         waiting = await room.ask(pinned())
-        busy.release()
+        room.end(busy)
 
         floating.narrow(floating.slots)
 
         assert (await waiting).slot == S0
+
+    async def test_it_waits_while_a_slot_is_in_hand_that_the_server_believes_idle(self) -> None:
+        room = Room()
+        preparing = await room.hold(pinned(A))
+        floating = await room.ask(FLOATING)
+        assert not floating.done(), "slot 1 is free, but the server may choose slot 0"
+
+        room.table.serve(preparing.slot, preparing.epoch, stay(A))
+        room.desk.reconsider()
+        await settle()
+        assert not floating.done(), "sent, but perhaps not arrived"
+        room.desk.launched(preparing)
+
+        assert (await floating).slots == (S1,)
+
+    async def test_a_request_that_begins_no_answer_is_looked_for_where_it_runs(self) -> None:
+        room = Room()
+        running = await room.hold(pinned(A))
+        began = room.clock.now()
+        room.table.serve(running.slot, running.epoch, stay(A))
+        assert (room.desk.awaits_launch, room.unseen) == (False, 0)
+        floating = await room.ask(FLOATING)
+        assert room.desk.awaits_launch
+        assert room.unseen > 0
+
+        room.clock.advance(1)
+        assert not room.table.seen([idle(0), idle(1)], room.clock.now())
+        assert not room.table.seen([processing(0), idle(1)], began - 1), "a look from before it was sent"
+        assert room.table.seen([processing(0), idle(1)], room.clock.now())
+        room.desk.changed()
+
+        assert (await floating).slots == (S1,)
+        assert not room.desk.awaits_launch
+
+    async def test_it_waits_for_a_dropped_request_that_may_still_begin(self) -> None:
+        room = Room()
+        dropped = await room.hold(pinned(A))
+        room.table.serve(S0, dropped.epoch, stay(A))
+        room.table.broke_off(S0, dropped.epoch, Settling(S0, was_seen=False))
+        dropped.release()
+        floating = await room.ask(FLOATING)
+        assert not floating.done()
+
+        room.table.seen([processing(0), idle(1)])
+        room.desk.changed()
+
+        assert (await floating).slots == (S1,)
+
+    async def test_it_can_be_widened_by_what_came_free_since(self) -> None:
+        room = Room(3)
+        busy = await room.run(pinned())
+        floating = await room.hold(FLOATING)
+        assert room.desk.widen(floating) == ()
+        room.end(busy)
+
+        assert room.desk.widen(floating) == (S0,)
+
+        assert floating.slots == (S1, S2, S0)
+        floating.release()
+        assert not any(view.is_leased for view in room.table.views())
+        assert room.desk.widen(floating) == ()
+
+    async def test_a_slot_taken_beyond_what_it_holds_leaves_it_with_none(self) -> None:
+        room = Room(3)
+        await room.run(pinned())
+        floating = await room.hold(FLOATING)
+
+        floating.narrow((S0,))
+
+        assert floating.slots == ()
+        floating.release()
+
+    async def test_whoever_must_not_meet_it_can_wait_until_its_place_is_known(self) -> None:
+        room = Room()
+        await asyncio.wait_for(room.desk.until_located(), 1)
+        floating = await room.hold(FLOATING)
+        waiting = asyncio.get_running_loop().create_task(room.desk.until_located())
+        await settle()
+        assert not waiting.done()
+
+        floating.narrow((S0,))
+
+        await asyncio.wait_for(waiting, 1)
 
     async def test_its_end_opens_the_gate(self) -> None:
         room = Room(1)
@@ -592,6 +692,14 @@ class Machine(RuleBasedStateMachine):
         self._rest()
 
     @precondition(lambda self: self.out)
+    @rule(which=ANY)
+    def begin_to_answer(self, which: int) -> None:
+        lease = self.out[which % len(self.out)]
+        if len(lease.slots) == 1 and not lease.is_void:
+            self.desk.launched(lease)
+        self._rest()
+
+    @precondition(lambda self: self.out)
     @rule(which=ANY, is_dropped=st.booleans())
     def give_back(self, which: int, is_dropped: bool) -> None:
         self._give_back(self.out.pop(which % len(self.out)), is_dropped)
@@ -693,7 +801,16 @@ class Machine(RuleBasedStateMachine):
         first = next(iter(self.desk._line), None)
         is_open = not (self.desk.is_suspended or self.desk._gate or self.strays)
         if first is not None and is_open and first.want in (pinned(None), FLOATING):
-            assert not any(view.is_free for view in self.table.views())
+            views = self.table.views()
+            waits_for_others = first.want == FLOATING and any(view.is_in_hand for view in views)
+            assert waits_for_others or not any(view.is_free for view in views)
+
+    @invariant()
+    def a_floating_request_whose_place_is_not_known_can_meet_nobody(self) -> None:
+        gate = self.desk._gate
+        if gate is not None and not gate.is_void:
+            others = (view for view in self.table.views() if view.id not in gate.slots)
+            assert not any(view.is_in_hand for view in others)
 
     def teardown(self) -> None:
         for task in self.waiting:

@@ -18,7 +18,7 @@ S0, S1 = SlotId(0), SlotId(1)
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_LOOK_SECONDS", "QUIET_LOOK_SECONDS"):
+    for name in ("FIRST_LOOK_SECONDS", "QUIET_LOOK_SECONDS", "LAUNCH_LOOK_SECONDS"):
         monkeypatch.setattr(module, name, 0.0)
     monkeypatch.setattr(module, "LOCATE_SECONDS", (0.0,))
 
@@ -131,10 +131,13 @@ class TestUnpinned:
     async def test_where_it_holds_only_the_slot_it_runs_in_the_others_need_not_wait_for_its_end(self) -> None:
         room = Room()
         busy = await room.desk.acquire(Want(Purpose.PINNED, A))
+        room.table.serve(S0, busy.epoch, stay(A))
+        room.desk.launched(busy)
         flight, following = await room.launch()
         assert flight.lease.slots == (S1,)
         waiting = asyncio.ensure_future(room.desk.acquire(Want(Purpose.PINNED, B)))
         await settle()
+        room.table.served(S0, busy.epoch, stay(A))
         busy.release()
         await settle()
         assert not waiting.done()
@@ -144,6 +147,40 @@ class TestUnpinned:
         assert (await waiting).slot == S0
         flight.end(was_dropped=False)
         await following
+
+    async def test_one_that_took_the_place_of_a_request_that_just_ended_is_found_there(self) -> None:
+        room = Room()
+        busy = await room.desk.acquire(Want(Purpose.PINNED, A))
+        room.table.serve(S0, busy.epoch, stay(A))
+        room.desk.launched(busy)
+        flight, following = await room.launch(processing(0, task=1), idle(1, task=2))
+        room.shows(processing(0, task=3), idle(1, task=2))
+        await settle()
+        assert not flight.taken, "the answer of the one before is still on its way"
+        room.table.served(S0, busy.epoch, stay(A))
+        busy.release()
+
+        await room.until_narrowed(flight.lease, to=())
+
+        assert (room.state(0), room.table.slot_of(A)) == ("serving", None)
+        flight.end(was_dropped=False)
+        await following
+        assert room.state(0) == "idle"
+
+    async def test_a_request_that_somebody_waits_to_see_running_is_looked_for(self) -> None:
+        room = Room()
+        busy = await room.desk.acquire(Want(Purpose.PINNED, A))
+        room.table.serve(S0, busy.epoch, stay(A))
+        floating = asyncio.ensure_future(room.desk.acquire(Want(Purpose.FLOATING)))
+        running = asyncio.ensure_future(room.probe.run())
+        room.server.answer("slots", (idle(0), idle(1)), UNREACHABLE, (processing(0), idle(1)))
+        await settle()
+        room.probe.want()
+
+        assert (await asyncio.wait_for(floating, 5)).slots == (S1,)
+
+        running.cancel()
+        assert room.log == ["slots"] * 3
 
     async def test_one_that_was_over_before_anybody_looked_is_found_by_what_the_slot_ran_last(self) -> None:
         room = Room()
