@@ -75,7 +75,11 @@ class KvProxy:
         bus = EventBus()
         bus.subscribe(self.events.append)
         self.runtime = Runtime(self.settings, bus=bus, clock=self._clock)
-        await self.runtime.start()
+        try:
+            await self.runtime.start()
+        except BaseException:
+            await self.runtime.stop()
+            raise
         self._runner = create_runner(self.runtime.face.handle, shutdown_seconds=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
