@@ -31,7 +31,6 @@ from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, 
 from kvproxy.identifiers import Epoch, SessionKey, SlotId
 from kvproxy.slots.placement import Placement, place
 from kvproxy.slots.slot import SlotView
-from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 
 
@@ -366,5 +365,5 @@ def _any_in_hand(views: tuple[SlotView, ...]) -> bool:
 
 
 def _all_free(views: tuple[SlotView, ...]) -> bool:
-    # A quarantined slot may be in no condition for a request that touches all; wait for its fate.
-    return bool(views) and all(view.is_free and view.state is not SlotState.QUARANTINED for view in views)
+    # A quarantined slot is not free: it may be in no condition for a request that touches all.
+    return bool(views) and all(view.is_free for view in views)

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
+from kvproxy.telemetry.events import TaskDied
 from kvproxy.upstream.replies import SlotInfo
 from kvproxy.upstream.volatility import Volatility
 from tests.support.fakes_core import UNREACHABLE, A, B, World, idle, settle, stay
@@ -111,17 +112,19 @@ async def test_a_witness_that_was_used_during_the_look_proves_nothing() -> None:
     assert room.proofs == 0
 
 
-async def test_a_look_into_another_life_proves_nothing() -> None:
+async def test_a_look_into_another_life_that_has_fewer_slots_proves_nothing() -> None:
     room = Room()
+    room.house(1, stay(B))
+    room.clock.advance(1)
 
     def meanwhile() -> tuple[SlotInfo, ...]:
-        room.live(2)
-        return (idle(0, tokens=0), idle(1))
+        room.live(1)
+        return (idle(0, tokens=0), idle(1, tokens=0))
 
     room.server.answer("slots", meanwhile)
-    room.volatility.request_ended(S1, room.began)
+    room.volatility.request_ended(S0, room.clock.now())
     await settle()
-    assert room.proofs == 0
+    assert (room.proofs, room.sink.of(TaskDied)) == (0, [])
 
 
 async def test_one_look_at_a_time_is_enough() -> None:
