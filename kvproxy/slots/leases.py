@@ -31,6 +31,7 @@ from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, 
 from kvproxy.identifiers import Epoch, SessionKey, SlotId
 from kvproxy.slots.placement import Placement, place
 from kvproxy.slots.slot import SlotView
+from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 
 
