@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome
+from kvproxy.errors import StateDirError
 from kvproxy.telemetry.events import CheckpointEnded, PersistenceRecovered, PersistenceTripped, Warned
 from tests.fakes.faults import Failure, Faults
-from tests.support.proxy import House, house
+from tests.support.proxy import House, KvProxy, house, make_settings
 from tests.support.talk import Talk
 
 FAST: dict[str, Any] = {"checkpoint": {"timeout_seconds": 0.3}, "restore": {"timeout_seconds": 0.3}}
@@ -182,6 +183,39 @@ async def test_a_state_directory_that_takes_nothing_costs_snapshots_and_one_warn
         assert set(endings(here)) == {CheckpointOutcome.STORE_FAILED}
         assert len(here.proxy.heard(Warned)) == 1
         assert here.files == []
+
+
+async def test_a_save_directory_that_is_not_the_servers_costs_snapshots_and_answers_nobody_wrong(
+    tmp_path: Path,
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    options = {**FAST, "upstream": {"snapshot_dir": str(elsewhere)}}
+    async with house(tmp_path, shared=False, **options) as here:
+        for _ in range(3):
+            for name in ("alpha", "beta"):
+                answer = await here.proxy.turn(Talk(name))
+                assert (answer.status, answer.outcome) == (200, "cold")
+        assert endings(here)[0] == CheckpointOutcome.IMPLAUSIBLE
+        assert here.manifests() == []
+        assert len(here.proxy.heard(PersistenceTripped)) == 1
+
+
+async def test_a_save_directory_that_does_not_exist_is_told_at_the_start(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    async with house(tmp_path, shared=False, upstream={"snapshot_dir": str(missing)}, **FAST) as here:
+        (warning,) = here.proxy.heard(Warned)
+        assert "snapshot_dir" in warning.message
+        assert str(missing) in warning.message
+        assert (await here.proxy.turn(Talk("alpha"))).status == 200
+
+
+async def test_a_state_directory_below_a_file_refuses_the_start_and_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    settings = make_settings("http://127.0.0.1:1", tmp_path / "file" / "state")
+    with pytest.raises(StateDirError, match="state_dir"):
+        async with KvProxy(settings):
+            pass
 
 
 def shut(directory: Path) -> None:

@@ -146,6 +146,40 @@ async def test_two_hundred_rounds_of_everything_at_once_never_mix_two_conversati
         assert here.fake.violations == []
 
 
+@pytest.mark.parametrize("slow", ["save_seconds", "restore_seconds"])
+async def test_an_unpinned_request_waits_for_one_that_is_still_being_prepared(
+    tmp_path: Path, slow: str
+) -> None:
+    """The server sees that one's slot idle, and would put this one there."""
+    async with house(tmp_path, slots=2, mix_on_busy=True, token_delay=0.005) as here:
+        talks = [Talk(f"t{number}") for number in range(3)]
+        for talk in talks:
+            await here.proxy.turn(talk)
+        await here.proxy.at_rest()
+        await here.proxy.turn(talks[2])
+        setattr(here.fake.faults, slow, 0.2)
+        pinned = asyncio.create_task(here.proxy.turn(talks[0]))
+        await here.proxy.until(lambda: {"saving", "restoring"} & set(here.proxy.slot_states) != set())
+        here.fake.faults.unpinned_slot = next(
+            view.id for view in here.proxy.runtime.table.views() if view.is_leased
+        )
+        other = await messages(here, "other")
+        assert holds_only(other.raw, "other")
+        assert (await pinned).status == 200
+
+
+async def test_an_unpinned_request_waits_until_a_pinned_one_was_seen_to_run(tmp_path: Path) -> None:
+    """An answer that is not streamed shows nothing before its end, so the slots are looked at."""
+    async with house(tmp_path, slots=2, mix_on_busy=True, token_delay=0.01) as here:
+        talk = Talk("alpha", predict=100)
+        pinned = asyncio.create_task(here.proxy.turn(talk))
+        await here.proxy.until(lambda: here.completions() == 1)
+        other = await messages(here, "other")
+        assert holds_only(other.raw, "other")
+        assert not pinned.done()
+        assert (await pinned).status == 200
+
+
 async def test_an_unpinned_request_takes_the_place_of_nobody_unsaved(tmp_path: Path) -> None:
     async with house(tmp_path, slots=2) as here:
         talks = [Talk("alpha"), Talk("beta")]
