@@ -673,7 +673,9 @@ class Machine(RuleBasedStateMachine):
         self._rest()
 
     def _leave(self, task: asyncio.Task[Lease]) -> None:
-        task.cancel()
+        if not task.cancel():  # it was served just before
+            self.out.append(task.result())
+            return
         self.loop.run_until_complete(asyncio.wait([task]))
         assert task.cancelled()
 
@@ -813,13 +815,15 @@ class Machine(RuleBasedStateMachine):
             assert not any(view.is_in_hand for view in others)
 
     def teardown(self) -> None:
-        for task in self.waiting:
-            self._leave(task)
-        for lease in self.out:
-            lease.release()
-        assert not any(view.is_leased for view in self.table.views())
-        assert self.desk.out == self.desk.waiting == 0
-        self.loop.close()
+        try:
+            for task in self.waiting:
+                self._leave(task)
+            for lease in self.out:
+                lease.release()
+            assert not any(view.is_leased for view in self.table.views())
+            assert self.desk.out == self.desk.waiting == 0
+        finally:
+            self.loop.close()
 
 
 TestAnything = Machine.TestCase
