@@ -271,6 +271,7 @@ class Runtime:
                 self.keeper,
                 self.tally,
                 self.metrics,
+                self.tasks,
                 self.clock,
                 settings.admin.token,
                 settings.metrics.enabled,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.rounds import Rounds
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, ReplyError
-from kvproxy.identifiers import ServerName, SessionKey
+from kvproxy.identifiers import ServerName, SessionKey, SnapshotName
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, LeaseDesk
@@ -28,6 +29,7 @@ from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.files import SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
 from kvproxy.snapshots.store import SnapshotStore
+from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.metrics import CONTENT_TYPE, Gauges, Metrics, ServerGauges
 from kvproxy.telemetry.tally import Tally
 from kvproxy.upstream.facts import Standing
@@ -54,6 +56,7 @@ class AdminParts:
     keeper: Keeper
     tally: Tally
     metrics: Metrics
+    tasks: TaskSet
     clock: Clock
     token: str | None
     shows_metrics: bool
@@ -206,18 +209,23 @@ class AdminFace:
         back what was purged."""
         deleted: list[str] = []
         for session in sessions:
-            lease = self._evict(session.key)
-            try:
-                if lease is not None:
-                    await self._p.preparer.erase(lease)
-                removed = await self._p.store.delete(session.key)
-                await self._p.keeper.delete(removed.names)
-            finally:
-                if lease is not None:
-                    lease.release()
-            self._p.registry.forget(session.key)
-            deleted.extend(removed.names)
+            work = self._forget(session.key, self._evict(session.key))
+            # An erase under way must keep its slot, also when the operator hangs up.
+            deleted += await asyncio.shield(self._p.tasks.spawn(work, name="purge a session"))
         return _json({"purged": len(sessions), "deleted": deleted})
+
+    async def _forget(self, key: SessionKey, lease: Lease | None) -> tuple[SnapshotName, ...]:
+        """Forget a session whose stay has ended; the names of its files."""
+        try:
+            if lease is not None:
+                await self._p.preparer.erase(lease)
+            removed = await self._p.store.delete(key)
+            await self._p.keeper.delete(removed.names)
+        finally:
+            if lease is not None:
+                lease.release()
+        self._p.registry.forget(key)
+        return removed.names
 
     def _evict(self, key: SessionKey) -> Lease | None:
         """End the session's stay unsaved; a lease on its slot, None if it has none."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,7 @@ from kvproxy.snapshots.names import new_name
 from kvproxy.telemetry.metrics import Metrics
 from kvproxy.telemetry.tally import Tally
 from kvproxy.upstream.facts import ServerState
-from kvproxy.upstream.replies import ActionFailure, Fault
+from kvproxy.upstream.replies import ActionFailure, Erased, Fault
 from tests.support.fakes_core import (
     FINGERPRINT,
     MAIN,
@@ -64,6 +65,7 @@ class Room(World):
             keeper=self.keeper,
             tally=Tally(),
             metrics=Metrics([MAIN], ["chat/completions"]),
+            tasks=self.tasks,
             clock=self.clock,
             token=None,
             shows_metrics=True,
@@ -266,6 +268,24 @@ class TestActing:
         assert room.files.deleted == [kept.current.name]
         assert (room.registry.find(A), room.store.all(), room.occupant(0)) == (None, (), None)
         assert room.desk.out == 0
+
+    async def test_a_purge_is_seen_through_when_the_operator_hangs_up(self) -> None:
+        room = Room()
+        room.house(0, stay(A))
+        kept = room.keep(manifest_of(A))
+        gate: asyncio.Future[Erased] = asyncio.get_running_loop().create_future()
+        room.server.answer("erase", gate)
+        asking = asyncio.ensure_future(room.ask(f"/kvproxy/sessions/{A}", method="DELETE"))
+        await settle()
+
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert room.table.view(S0).is_leased, "the server is about to empty it"
+        gate.set_result(Erased(1000))
+        await settle()
+
+        assert (room.files.deleted, room.registry.find(A), room.desk.out) == ([kept.current.name], None, 0)
 
     async def test_a_session_that_is_being_served_is_not_purged(self) -> None:
         room = Room()
