@@ -110,8 +110,9 @@ async def test_a_client_that_leaves_during_its_restore_finds_it_done_when_it_com
 async def test_a_client_that_leaves_before_any_header_frees_the_slot_only_once_it_was_seen_idle(
     tmp_path: Path, leave: Leave, stream: bool
 ) -> None:
-    """The server cannot even take the request up: another prompt of it holds its loop."""
-    async with house(tmp_path, slots=2, prefill_rate=2000) as here:
+    """The server cannot even take the request up, nor notice that its client has left: another prompt holds
+    its loop, and when that is done it starts what was dropped long ago."""
+    async with house(tmp_path, slots=2, prefill_rate=2000, http_poll=1.0) as here:
         big, small = Talk("alpha", words=100, predict=2), Talk("beta", predict=2)
         other = asyncio.create_task(here.proxy.turn(big))
         await here.proxy.until(lambda: len(here.processing) == 1)
@@ -121,8 +122,8 @@ async def test_a_client_that_leaves_before_any_header_frees_the_slot_only_once_i
             await here.proxy.until(lambda: here.open_requests == 1, CLOSED_WITHIN_SECONDS)
         await here.proxy.until(lambda: "cancelling" in here.proxy.slot_states)
         assert here.proxy.runtime.desk.out == 1
-        await other
         assert (await here.proxy.turn(small)).status == 200
+        assert (await other).status == 200
 
 
 @by_any_way

@@ -95,6 +95,19 @@ async def test_a_conversation_that_comes_back_while_it_is_being_evicted_waits_an
         assert back.told == ("restored", None)
 
 
+async def test_a_conversation_that_comes_back_while_it_is_being_saved_waits_for_its_own_slot(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, slots=2, save_seconds=0.2) as here:
+        a = Talk("alpha")
+        slot = (await here.proxy.turn(a)).slot
+        flush = asyncio.create_task(here.proxy.admin("POST", "flush"))
+        await here.proxy.until(lambda: "saving" in here.proxy.slot_states)
+        back = await here.proxy.turn(a)
+        assert (back.told, back.slot) == (("resident", None), slot)
+        assert (await flush).body == {"saved": 1, "failed": 0}
+
+
 async def test_a_full_line_answers_429_and_a_long_wait_503_both_with_a_time_to_come_back(
     tmp_path: Path,
 ) -> None:

@@ -72,6 +72,18 @@ async def test_a_save_that_fails_costs_a_cold_prompt_and_nothing_else(
         assert len(here.files) <= 2
 
 
+async def test_a_save_of_too_few_tokens_is_not_believed_where_only_the_server_sees_the_file(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, shared=False, **FAST) as here:
+        a = Talk("alpha")
+        await here.proxy.turn(a)
+        here.fake.faults.n_saved_delta = -100
+        await here.proxy.turn(Talk("beta"))
+        assert endings(here) == [CheckpointOutcome.IMPLAUSIBLE]
+        assert (await here.proxy.turn(a)).told == ("cold", "evicted")
+
+
 async def test_the_files_of_saves_that_failed_are_removed(tmp_path: Path) -> None:
     async with house(tmp_path, **FAST) as here:
         await here.proxy.turn(Talk("alpha"))
