@@ -40,7 +40,8 @@ FRESH_SECONDS = 1.0
 
 PERIOD_SECONDS = 2.0
 PERIOD_WITHOUT_SERVER_SECONDS = 0.5
-PROPS_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+"""What is learned of a life is believed to its end, so a server that is only slow gets its time."""
 
 _STATES = {
     Obstacle.LOADING: ServerState.LOADING,
@@ -149,7 +150,7 @@ class Watch:
             suspicions = self._suspicions
             self._line_is_new = False
             began = self._p.clock.now()
-            answer = await self._p.client.props(PROPS_SECONDS)
+            answer = await self._p.client.props(ANSWER_SECONDS)
             if suspicions == self._suspicions and await self._take(answer, began, suspicions):
                 return
 
@@ -213,7 +214,7 @@ class Watch:
         self._p.desk.epoch_began()
         self._p.process_changed()
         persistence = await self._find_persistence(props)
-        meta = await self._p.client.model_meta()
+        meta = await self._p.client.model_meta(ANSWER_SECONDS)
         slots = () if props.is_sleeping else await self._p.client.slots()
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
@@ -254,7 +255,7 @@ class Watch:
         known = self._p.standing.facts
         if props.is_sleeping:  # asking would wake it
             return known.persistence
-        failure = await self._p.client.actions_supported()
+        failure = await self._p.client.actions_supported(ANSWER_SECONDS)
         if failure is None:
             return Persistence(PersistenceMode.PLAIN)
         return Persistence(PersistenceMode.OFF, _advice(failure))

@@ -134,6 +134,8 @@ class FakeServer:
 
     log: list[str] = field(default_factory=list)
     answers: defaultdict[str, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
+    patience: dict[str, float] = field(default_factory=dict)
+    """The timeout of the last question of each kind."""
 
     def answer(self, verb: str, *answers: object) -> None:
         self.answers[verb] = deque(answers)
@@ -158,6 +160,7 @@ class FakeServer:
 
     async def props(self, timeout: float = 2.0) -> Any:
         self.log.append("props")
+        self.patience["props"] = timeout
         return await _answer(self._next("props", PROPS))
 
     async def slots(self, timeout: float = 2.0) -> Any:
@@ -165,10 +168,12 @@ class FakeServer:
         return await _answer(self._next("slots", (idle(0), idle(1))))
 
     async def model_meta(self, timeout: float = 2.0) -> Any:
+        self.patience["meta"] = timeout
         return await _answer(self._next("meta", {"n_vocab": 100}))
 
     async def actions_supported(self, timeout: float = 2.0) -> Any:
         self.log.append("supported?")
+        self.patience["supported"] = timeout
         return await _answer(self._next("supported", None))
 
 

@@ -20,7 +20,7 @@ from kvproxy.upstream.facts import (
     Standing,
 )
 from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, Unavailable
-from kvproxy.upstream.watch import FRESH_SECONDS, Watch, WatchParts
+from kvproxy.upstream.watch import ANSWER_SECONDS, FRESH_SECONDS, Watch, WatchParts
 from tests.support.fakes_core import MAIN, PROPS, UNREACHABLE, A, World, idle, processing, settle, stay
 
 OTHER = replace(PROPS, marker="<__media_2__>")
@@ -147,6 +147,10 @@ class TestFirstMeeting:
             True,
         )
         assert (room.table.unsettled, room.looks, room.grants) == (2, 1, True)
+
+    async def test_what_is_believed_to_the_end_of_a_life_is_asked_for_with_patience(self) -> None:
+        room = await met()
+        assert room.server.patience == dict.fromkeys(("props", "supported", "meta"), ANSWER_SECONDS)
 
     async def test_a_sleeping_server_is_met_without_waking_it(self) -> None:
         room = await met(props=ASLEEP)
