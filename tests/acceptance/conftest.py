@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import Kvproxy
+from tests.support.judge import Judge
 from tests.support.real import LlamaServer
 from tests.support.wiretap import Wiretap
 
@@ -57,6 +58,12 @@ async def set_stage(tiny_llama: Path, tmp_path: Path) -> AsyncIterator[SetStage]
             return Stage(llama, tap, kvproxy, slot_dir, state_dir)
 
         yield start
+
+
+@pytest.fixture
+async def judge(tiny_llama: Path) -> AsyncIterator[Judge]:
+    async with LlamaServer(tiny_llama, "-c", "8192", "-np", "1") as server:
+        yield Judge(server)
 
 
 MEASURED = pytest.StashKey[list[str]]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,6 @@ async def pinned(session: aiohttp.ClientSession, one: Conversation) -> Spoken:
     spoken = await chat(session, messages, {"X-Session-Id": one.name})
     one.messages = [*messages, {"role": "assistant", "content": spoken.text}]
     return spoken
-
-
-@pytest.fixture
-async def judge(tiny_llama: Path) -> AsyncIterator[Judge]:
-    async with LlamaServer(tiny_llama, "-c", "8192", "-np", "1") as server:
-        yield Judge(server)
 
 
 async def test_the_judge_knows_an_answer_to_another_prompt(judge: Judge, tiny_llama: Path) -> None:
