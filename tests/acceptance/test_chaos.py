@@ -1,4 +1,4 @@
-"""Everything dies again and again while people talk, leave and talk on: slow perhaps, never wrong or stuck."""
+"""Everything dies again and again while people talk, leave and talk on: slow perhaps, not wrong or stuck."""
 
 from __future__ import annotations
 
