@@ -126,9 +126,25 @@ class LlamaServer:
         reply = await self._ask("/v1/models", timeout)
         return {} if isinstance(reply, Unavailable) else replies.parse_meta(reply.body)
 
-    async def tokenize(self, text: str, timeout: float = QUESTION_SECONDS) -> tuple[int, ...] | Unavailable:
-        """Wakes a sleeping server."""
-        reply = await self._ask("/tokenize", timeout, {"content": text})
+    async def apply_template(
+        self, document: Mapping[str, object], timeout: float = QUESTION_SECONDS
+    ) -> str | Unavailable:
+        """The prompt that a chat/completions request is rendered to, by the code that serves such requests.
+
+        `NOT_LLAMA_SERVER` where the template does not accept the messages; the message has its words.
+        """
+        reply = await self._ask("/apply-template", timeout, document)
+        if isinstance(reply, Unavailable):
+            return reply
+        prompt = replies.parse_prompt(reply.body)
+        return _foreign("/apply-template") if prompt is None else prompt
+
+    async def tokenize(
+        self, text: str, timeout: float = QUESTION_SECONDS, *, as_prompt: bool = False
+    ) -> tuple[int, ...] | Unavailable:
+        """`as_prompt`: with the special tokens that go before a prompt. Wakes a sleeping server."""
+        special = {"add_special": True, "parse_special": True} if as_prompt else {}
+        reply = await self._ask("/tokenize", timeout, {"content": text, **special})
         if isinstance(reply, Unavailable):
             return reply
         tokens = replies.parse_tokens(reply.body)

@@ -234,8 +234,14 @@ def parse_tokens(body: object) -> tuple[int, ...] | None:
     tokens = _map(body).get("tokens")
     if not isinstance(tokens, list):
         return None
-    ids = tuple(token for token in tokens if _int(token) is not None)
-    return ids if len(ids) == len(tokens) else None
+    # Not entry by entry: a long prompt has 100,000 of them, and the loop stands still meanwhile.
+    return tuple(tokens) if set(map(type, tokens)) <= {int} else None
+
+
+def parse_prompt(body: object) -> str | None:
+    """The text of `POST /apply-template`."""
+    prompt = _map(body).get("prompt")
+    return prompt if isinstance(prompt, str) else None
 
 
 @dataclass(frozen=True, slots=True)

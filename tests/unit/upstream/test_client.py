@@ -151,6 +151,32 @@ async def test_a_text_becomes_tokens(server: RawServer, connect: Connect) -> Non
     assert server.requests[0].body == b'{"content":"hello"}'
 
 
+async def test_a_text_becomes_the_tokens_of_a_prompt(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {"tokens": [1, 7]})
+    assert await connect().tokenize("hello", as_prompt=True) == (1, 7)
+    assert orjson.loads(server.requests[0].body) == {
+        "content": "hello",
+        "add_special": True,
+        "parse_special": True,
+    }
+
+
+async def test_a_chat_is_rendered_as_it_is_sent(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, {"prompt": "<user>hi"})
+    document = {"messages": [{"role": "user", "content": "hi"}], "tools": []}
+    assert await connect().apply_template(document) == "<user>hi"
+    assert server.requests[0].line == "POST /apply-template HTTP/1.1"
+    assert orjson.loads(server.requests[0].body) == document
+
+
+async def test_a_chat_that_the_template_does_not_accept_is_told_in_its_words(
+    server: RawServer, connect: Connect
+) -> None:
+    server.answer = always(400, {"error": {"message": "roles must alternate"}})
+    refused = Unavailable(Obstacle.NOT_LLAMA_SERVER, "roles must alternate")
+    assert await connect().apply_template({}) == refused
+
+
 async def test_a_completion_is_pinned_deterministic_and_as_long_as_asked(
     server: RawServer, connect: Connect
 ) -> None:
@@ -174,6 +200,7 @@ async def test_what_is_no_answer_to_tokenize_or_completion_is_told(
     server.answer = always(status, {"error": {"message": "no room"}})
     for answer in (
         await connect().tokenize("hello"),
+        await connect().apply_template({}),
         await connect().complete(SLOT, (5,), n_predict=0, timeout=5),
     ):
         assert isinstance(answer, Unavailable)

@@ -177,6 +177,7 @@ def test_no_body_makes_a_parser_raise(body: object) -> None:
         replies.parse_meta,
         replies.parse_slot_id,
         replies.parse_tokens,
+        replies.parse_prompt,
         replies.parse_completed,
     ):
         parse(body)
