@@ -19,6 +19,7 @@ from kvproxy.tasks import Failure, TaskSet
 from kvproxy.upstream import replies
 from kvproxy.upstream.replies import (
     ActionFailure,
+    Adapter,
     Completed,
     Erased,
     Fault,
@@ -170,6 +171,36 @@ class LlamaServer:
         if isinstance(reply, Unavailable):
             return reply
         return replies.parse_completed(reply.body) or _foreign("/completion")
+
+    async def likely_next(
+        self, slot: SlotId, prompt: str, *, top: int, timeout: float
+    ) -> tuple[tuple[int, float], ...] | Unavailable:
+        """The `top` likeliest tokens after `prompt`, by the model alone: id and natural logarithm of the
+        probability. Computed in `slot` from the beginning; what holds for `complete` holds for it."""
+        body = {
+            "prompt": prompt,
+            "id_slot": slot,
+            "cache_prompt": False,
+            "n_predict": 1,
+            "n_probs": top,
+            "post_sampling_probs": False,
+            "temperature": 0,
+            # The token it says, whatever is likeliest: after half a character the server tells no
+            # probabilities. They are taken before the bias.
+            "logit_bias": [["a", 1000]],
+        }
+        reply = await self._ask("/completion", timeout, body)
+        if isinstance(reply, Unavailable):
+            return reply
+        return replies.parse_likely(reply.body) or _foreign("/completion")
+
+    async def adapters(self, timeout: float = QUESTION_SECONDS) -> tuple[Adapter, ...] | Unavailable:
+        """Wakes a sleeping server."""
+        reply = await self._ask("/lora-adapters", timeout)
+        if isinstance(reply, Unavailable):
+            return reply
+        adapters = replies.parse_adapters(reply.body)
+        return _foreign("/lora-adapters") if adapters is None else adapters
 
     async def actions_supported(self, timeout: float = QUESTION_SECONDS) -> ActionFailure | None:
         """None if slot actions work. Asks for a save under a name that the server must refuse before it

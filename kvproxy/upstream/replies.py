@@ -10,6 +10,9 @@ from typing import Any
 
 from kvproxy.identifiers import SlotId
 
+SINGLE_PRECISION = 3.5e38
+"""No number of the server's is larger."""
+
 CONSTANT_MARKER = "<__media__>"
 """What builds older than the random marker always say: it identifies no life of the process."""
 
@@ -256,6 +259,54 @@ def parse_completed(body: object) -> Completed | None:
     timings = _map(_map(body).get("timings"))
     computed, reused = _count(timings.get("prompt_n")), _count(timings.get("cache_n"))
     return None if computed is None or reused is None else Completed(computed, reused)
+
+
+def parse_likely(body: object) -> tuple[tuple[int, float], ...] | None:
+    """The tokens `POST /completion` was asked to list for the first one it said: id and natural logarithm of
+    the probability, likeliest first. None if they are not told, or if the prompt was not computed in full."""
+    completed, said = parse_completed(body), _map(body).get("completion_probabilities")
+    if completed is None or completed.reused or not isinstance(said, list) or not said:
+        return None
+    listed = _map(said[0]).get("top_logprobs")
+    if not isinstance(listed, list):
+        return None
+    pairs = tuple(pair for entry in listed if (pair := _logprob(_map(entry))) is not None)
+    return pairs if pairs and len(pairs) == len(listed) else None
+
+
+def _logprob(entry: Mapping[str, Any]) -> tuple[int, float] | None:
+    token, logprob = _int(entry.get("id")), _number(entry.get("logprob"))
+    return None if token is None or logprob is None else (token, logprob)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < SINGLE_PRECISION else None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One entry of `GET /lora-adapters`; `scale` 0 is not applied."""
+
+    id: int
+    path: str
+    scale: float
+
+
+def parse_adapters(body: object) -> tuple[Adapter, ...] | None:
+    """None if the body is not a list of adapters that each say their id and scale."""
+    if not isinstance(body, list):
+        return None
+    adapters = tuple(one for entry in body if (one := _adapter(_map(entry))) is not None)
+    return adapters if len(adapters) == len(body) else None
+
+
+def _adapter(entry: Mapping[str, Any]) -> Adapter | None:
+    adapter_id, scale = _int(entry.get("id")), _number(entry.get("scale"))
+    if adapter_id is None or scale is None:
+        return None
+    return Adapter(adapter_id, _str(entry.get("path")), scale)
 
 
 ERROR_MESSAGE_CHARS = 300

@@ -193,8 +193,33 @@ async def test_a_completion_is_pinned_deterministic_and_as_long_as_asked(
     }
 
 
+async def test_what_the_model_finds_likely_is_computed_from_the_beginning(
+    server: RawServer, connect: Connect
+) -> None:
+    said = [{"top_logprobs": [{"id": 7, "logprob": -0.5}]}]
+    server.answer = always(200, {"timings": {"prompt_n": 1, "cache_n": 0}, "completion_probabilities": said})
+    assert await connect().likely_next(SLOT, "hi", top=3, timeout=5) == ((7, -0.5),)
+    assert server.requests[0].line == "POST /completion HTTP/1.1"
+    assert orjson.loads(server.requests[0].body) == {
+        "prompt": "hi",
+        "id_slot": 1,
+        "cache_prompt": False,
+        "n_predict": 1,
+        "n_probs": 3,
+        "post_sampling_probs": False,
+        "temperature": 0,
+        "logit_bias": [["a", 1000]],
+    }
+
+
+async def test_no_adapters_are_an_answer_too(server: RawServer, connect: Connect) -> None:
+    server.answer = always(200, [])
+    assert await connect().adapters() == ()
+    assert server.requests[0].line == "GET /lora-adapters HTTP/1.1"
+
+
 @pytest.mark.parametrize("status", [200, 400])
-async def test_what_is_no_answer_to_tokenize_or_completion_is_told(
+async def test_what_is_no_answer_to_a_question_is_told(
     server: RawServer, connect: Connect, status: int
 ) -> None:
     server.answer = always(status, {"error": {"message": "no room"}})
@@ -202,6 +227,8 @@ async def test_what_is_no_answer_to_tokenize_or_completion_is_told(
         await connect().tokenize("hello"),
         await connect().apply_template({}),
         await connect().complete(SLOT, (5,), n_predict=0, timeout=5),
+        await connect().likely_next(SLOT, "hi", top=3, timeout=5),
+        await connect().adapters(),
     ):
         assert isinstance(answer, Unavailable)
         assert ("no room" in answer.message) == (status == 400)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.upstream import replies
-from kvproxy.upstream.replies import Completed, Erased, Restored, Saved, SlotInfo
+from kvproxy.upstream.replies import Adapter, Completed, Erased, Restored, Saved, SlotInfo
 
 PROPS: dict[str, Any] = {
     "default_generation_settings": {"n_ctx": 8192, "params": {}},
@@ -29,7 +29,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from(
     "total_slots default_generation_settings modalities id is_processing next_token n_decoded id_slot "
     "n_saved n_written n_restored n_read n_erased timings save_ms data meta error message tokens cache_n "
-    "prompt_n".split()
+    "prompt_n completion_probabilities top_logprobs logprob path scale".split()
 )
 
 
@@ -165,6 +165,60 @@ def test_a_completion_tells_what_was_computed_and_what_was_reused() -> None:
         assert replies.parse_completed({"timings": timings}) is None
 
 
+LIKELY: dict[str, Any] = {
+    "timings": {"prompt_n": 3, "cache_n": 0},
+    "completion_probabilities": [
+        {"id": 9, "logprob": -7.5, "top_logprobs": [{"id": 4, "logprob": -0.5}, {"id": 9, "logprob": -1}]},
+        {"id": 4, "logprob": -7.5, "top_logprobs": [{"id": 1, "logprob": -0.5}]},
+    ],
+}
+
+
+def test_what_was_likely_is_told_of_the_first_token() -> None:
+    assert replies.parse_likely(LIKELY) == ((4, -0.5), (9, -1.0))
+
+
+def test_what_was_likely_after_a_reused_prompt_is_not_told() -> None:
+    assert replies.parse_likely(LIKELY | {"timings": {"prompt_n": 1, "cache_n": 2}}) is None
+    assert replies.parse_likely(LIKELY | {"timings": None}) is None
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        None,
+        [],
+        [{"id": 4}],
+        [{"id": 4, "logprob": None}],
+        [{"id": 4, "logprob": True}],
+        [{"id": 4, "logprob": float("nan")}],
+        [{"id": 4, "logprob": -(10**400)}],
+        [{"id": "4", "logprob": -1.0}],
+        [{"id": 4, "logprob": -1.0}, {}],
+    ],
+)
+def test_likely_tokens_have_ids_and_numbers_or_there_are_none(listed: object) -> None:
+    assert replies.parse_likely(LIKELY | {"completion_probabilities": [{"top_logprobs": listed}]}) is None
+
+
+@pytest.mark.parametrize("said", [None, [], {}, [7]])
+def test_an_answer_without_probabilities_tells_nothing_likely(said: object) -> None:
+    assert replies.parse_likely(LIKELY | {"completion_probabilities": said}) is None
+
+
+def test_adapters_are_read_one_by_one() -> None:
+    told = [{"id": 0, "path": "/l/x", "scale": 0.5, "task_name": ""}, {"id": 1, "scale": 1}]
+    assert replies.parse_adapters(told) == (Adapter(0, "/l/x", 0.5), Adapter(1, "", 1.0))
+    assert replies.parse_adapters([]) == ()
+
+
+@pytest.mark.parametrize(
+    "body", [None, {}, [None], [{"id": 0}], [{"scale": 1.0}], [{"id": 0, "scale": 1.0}, {"id": "1"}]]
+)
+def test_a_list_with_an_adapter_that_says_too_little_is_none(body: object) -> None:
+    assert replies.parse_adapters(body) is None
+
+
 @given(st.one_of(JSON, st.dictionaries(FIELDS, JSON), st.lists(st.dictionaries(FIELDS, JSON), min_size=1)))
 def test_no_body_makes_a_parser_raise(body: object) -> None:
     for parse in (
@@ -179,5 +233,7 @@ def test_no_body_makes_a_parser_raise(body: object) -> None:
         replies.parse_tokens,
         replies.parse_prompt,
         replies.parse_completed,
+        replies.parse_likely,
+        replies.parse_adapters,
     ):
         parse(body)
