@@ -40,6 +40,8 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "sessions.key",
         "sessions.session",
         "snapshots.fingerprint",
+        "snapshots.canary",
+        "snapshots.compatibility",
         "snapshots.manifest",
         "snapshots.names",
         "snapshots.retention",
@@ -64,6 +66,8 @@ FLOORS: dict[int, tuple[str, ...]] = {
     3: (  # doors: files, sockets, the outside
         "settings.load",
         "upstream.client",
+        "upstream.canary",
+        "upstream.adapters",
         "upstream.transport",
         "upstream.sentinel",
         "snapshots.atomic",
