@@ -79,8 +79,9 @@ class Watch:
         self._p = parts
         self._suspicions = 0
         self._is_suspect = False
-        self._line_is_new = False
-        """The sentinel connected after it had no line, and nobody asked since who is at the other end."""
+        self._lines = 0
+        self._known_line = 0
+        """The line, counted, since which the server told who it is."""
         self._asking: asyncio.Task[None] | None = None
         self._confirmed_at = float("-inf")
         self._wake = asyncio.Event()
@@ -108,14 +109,17 @@ class Watch:
 
     def nudge(self) -> None:
         """There is a line where there was none, perhaps to another server: ask now."""
-        self._line_is_new = True
+        self._lines += 1
         self._wake.set()
 
     async def confirm(self) -> Facts:
         """The facts, not older than `FRESH_SECONDS`: at once where they are fresh, and the line stood."""
         is_fresh = self._p.clock.now() - self._confirmed_at <= FRESH_SECONDS
         if not is_fresh or self._is_doubtful or not self._p.standing.facts.state.has_slots:
+            was_asked_before = self._asking is not None and not self._asking.done()
             await self.refresh()
+            if was_asked_before and self._is_doubtful:
+                await self.refresh()
         return self._p.standing.facts
 
     def confirmed(self) -> None:
@@ -126,7 +130,7 @@ class Watch:
     @property
     def _is_doubtful(self) -> bool:
         # Without a line a whole life of the server may pass unseen.
-        return self._is_suspect or self._line_is_new or not self._p.line_stands()
+        return self._is_suspect or self._known_line != self._lines or not self._p.line_stands()
 
     async def refresh(self) -> None:
         """Ask the server who it is; joins a question under way."""
@@ -147,11 +151,12 @@ class Watch:
     async def _ask(self) -> None:
         """Ask until nothing happened between the question and the end of dealing with its answer."""
         while True:
-            suspicions = self._suspicions
-            self._line_is_new = False
+            suspicions, line = self._suspicions, self._lines
             began = self._p.clock.now()
             answer = await self._p.client.props(ANSWER_SECONDS)
             if suspicions == self._suspicions and await self._take(answer, began, suspicions):
+                if not isinstance(answer, Unavailable):
+                    self._known_line = line
                 return
 
     async def _take(self, answer: Props | Unavailable, began: float, suspicions: int) -> bool:

@@ -429,6 +429,44 @@ class TestConfirming:
         room.watch.confirmed()
         assert await self.confirms(room) == 1
 
+    async def test_a_new_line_is_in_doubt_until_the_answer_is_there(self) -> None:
+        room = await met()
+        gate: asyncio.Future[Props] = asyncio.get_running_loop().create_future()
+        room.server.answer("props", gate)
+        room.watch.nudge()
+        asking = asyncio.ensure_future(room.watch.refresh())
+        await settle()
+
+        confirming = asyncio.ensure_future(room.watch.confirm())
+        await settle()
+        assert not confirming.done()
+        gate.set_result(OTHER)
+
+        assert (await confirming).props == OTHER
+        await asking
+
+    async def test_an_answer_to_a_question_from_before_the_line_does_not_tell_of_it(self) -> None:
+        room = await met()
+        gate: asyncio.Future[Props] = asyncio.get_running_loop().create_future()
+        room.server.answer("props", gate, OTHER)
+        room.clock.advance(5)
+        asking = asyncio.ensure_future(room.watch.refresh())
+        await settle()
+        room.watch.nudge()
+
+        confirming = asyncio.ensure_future(room.watch.confirm())
+        await settle()
+        gate.set_result(PROPS)
+
+        assert (await confirming).props == OTHER
+        await asking
+
+    async def test_a_new_line_without_an_answer_stays_in_doubt(self) -> None:
+        room = await met()
+        room.watch.nudge()
+        await room.ask(UNREACHABLE)
+        assert await self.confirms(room) == 1
+
     async def test_a_server_that_was_not_there_is_asked_for_each_request(self) -> None:
         room = await met()
         room.line = False
