@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvproxy.upstream.transport import Transport
 from tests.support.proxy import House, house
 from tests.support.talk import Answer, Talk
 
@@ -146,23 +147,22 @@ async def test_two_hundred_rounds_of_everything_at_once_never_mix_two_conversati
         assert here.fake.violations == []
 
 
-@pytest.mark.parametrize("slow", ["save_seconds", "restore_seconds"])
-async def test_an_unpinned_request_waits_for_one_that_is_still_being_prepared(
-    tmp_path: Path, slow: str
+async def test_an_unpinned_request_waits_for_one_that_is_on_its_way_to_a_slot_the_server_sees_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server sees that one's slot idle, and would put this one there."""
-    async with house(tmp_path, slots=2, mix_on_busy=True, token_delay=0.005) as here:
-        talks = [Talk(f"t{number}") for number in range(3)]
-        for talk in talks:
-            await here.proxy.turn(talk)
-        await here.proxy.at_rest()
-        await here.proxy.turn(talks[2])
-        setattr(here.fake.faults, slow, 0.2)
-        pinned = asyncio.create_task(here.proxy.turn(talks[0]))
-        await here.proxy.until(lambda: {"saving", "restoring"} & set(here.proxy.slot_states) != set())
-        here.fake.faults.unpinned_slot = next(
-            view.id for view in here.proxy.runtime.table.views() if view.is_leased
-        )
+    send = Transport.send
+
+    async def late(self: Transport, method: str, target: str, headers: Any, body: Any) -> Any:
+        if b'"id_slot"' in body:
+            await asyncio.sleep(0.2)
+        return await send(self, method, target, headers, body)
+
+    monkeypatch.setattr(Transport, "send", late)
+    async with house(tmp_path, slots=2, mix_on_busy=True, token_delay=0.02) as here:
+        pinned = asyncio.create_task(here.proxy.turn(Talk("alpha", predict=4)))
+        await here.proxy.until(lambda: "serving" in here.proxy.slot_states)
+        assert here.completions() == 0
+        here.fake.faults.unpinned_slot = here.proxy.slot_states.index("serving")
         other = await messages(here, "other")
         assert holds_only(other.raw, "other")
         assert (await pinned).status == 200
