@@ -43,6 +43,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "snapshots.canary",
         "snapshots.compatibility",
         "snapshots.manifest",
+        "snapshots.memory_kind",
         "snapshots.names",
         "snapshots.retention",
         "proxy.rewrite",
