@@ -102,7 +102,11 @@ class Runtime:
             async with asyncio.timeout(max(0.0, until - self.clock.now() - reserve)):
                 await self.face.until_idle()
                 await self.desk.until_all_returned()
-        return await self._flush(max(0.0, until - self.clock.now()), endings)
+        flushed = await self._flush(max(0.0, until - self.clock.now()), endings)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - self.clock.now())):
+                await self.rounds.until_all_published()
+        return flushed
 
     async def stop(self) -> None:
         """End every task and connection. What is not saved is lost, and costs a cold prompt."""
@@ -223,7 +227,7 @@ class Runtime:
             self.bus.emit,
             self.checkpointer.names_in_flight,
         )
-        self.checkpointer.published = self.keeper.look
+        self.checkpointer.publisher.published = self.keeper.look
 
     def _ask_why_empty(self) -> None:
         self.tasks.spawn(self.watch.emptied(), name="ask why a slot is empty")

@@ -198,6 +198,8 @@ class AdminFace:
 
     async def _invalidate(self, sessions: tuple[Session, ...]) -> web.Response:
         marked = 0
+        for session in sessions:
+            await self._p.rounds.until_published(session.key)
         for manifest in (m for s in sessions for m in self._p.store.find_any(s.key)):
             for one in manifest.generations:
                 await self._p.store.invalidate(manifest.key, manifest.fingerprint, one.name, INVALIDATED)
@@ -219,6 +221,7 @@ class AdminFace:
         try:
             if lease is not None:
                 await self._p.preparer.erase(lease)
+            await self._p.rounds.until_published(key)
             removed = await self._p.store.delete(key)
             await self._p.keeper.delete(removed.names)
         finally:
@@ -243,6 +246,9 @@ class AdminFace:
 
     def _require_operator(self, request: web.BaseRequest) -> None:
         """Raises ReplyError (401, 403) for anyone else."""
+        if request.method not in ("GET", "HEAD") and _is_from_a_page(request):
+            message = "a web page may not act on kvproxy"
+            raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
         if self._p.token is None:
             if not _is_loopback(request.remote):
                 message = "without admin.token only this machine may ask"
@@ -251,6 +257,12 @@ class AdminFace:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, f"Bearer {self._p.token}".encode()):
             raise ReplyError(ErrorCode.UNAUTHORIZED, "the admin token is missing or wrong", status=401)
+
+
+def _is_from_a_page(request: web.BaseRequest) -> bool:
+    """A browser says so; and any page may send simple requests to this machine."""
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    return "Origin" in request.headers or site not in ("none", "same-origin")
 
 
 def _is_loopback(remote: str | None) -> bool:

@@ -37,6 +37,11 @@ class CheckpointOutcome(StrEnum):
     def is_failure(self) -> bool:
         return self in _FAILED_CHECKPOINTS
 
+    @property
+    def loses_work(self) -> bool:
+        """Whether work that was to be kept is gone with the slot."""
+        return self.is_failure or self in (CheckpointOutcome.BUSY, CheckpointOutcome.BREAKER_OPEN)
+
 
 _FAILED_CHECKPOINTS = frozenset(
     {

@@ -14,6 +14,7 @@ from __future__ import annotations
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, RestoreOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
+from kvproxy.checkpoint.publisher import Checkpoint
 from kvproxy.checkpoint.restorer import Restoration, Restorer
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SessionKey, SlotId, short
@@ -86,8 +87,10 @@ class Preparer:
         """Save whoever lives in `slot`, if that is wanted. A refusal only in strict mode."""
         if not self._on_switch:
             return None
-        result = await self._checkpointer.save(slot, lease.epoch, Trigger.SWITCH)
-        if self._is_strict and result.outcome.is_failure:
+        result = await self._checkpointer.write(slot, lease.epoch, Trigger.SWITCH)
+        if self._is_strict and not isinstance(result, Checkpoint):
+            result = await result
+        if self._is_strict and isinstance(result, Checkpoint) and result.outcome.loses_work:
             return ReplyError(
                 ErrorCode.SAVE_FAILED,
                 f"the conversation in slot {slot} could not be saved: {result.detail}",
@@ -101,6 +104,7 @@ class Preparer:
     ) -> Preparation | ReplyError:
         if lease.is_void or self._p.table.view(lease.slot).state is not SlotState.IDLE:
             return self._cold(lease, session, self._reason_without_trying(session))
+        await self._checkpointer.publisher.settled(session.key)
         result = await self._restorer.restore(lease.slot, lease.epoch, session.key, session.revision)
         if result.outcome is RestoreOutcome.RESTORED:
             return Preparation(Outcome.RESTORED, restored_tokens=result.tokens)

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvproxy.checkpoint.checkpointer import Checkpoint, Checkpointer
+from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy, Due, Pressure, next_due, save_ahead
+from kvproxy.checkpoint.publisher import Checkpoint
 from kvproxy.clock import Clock
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import LeaseDesk
@@ -97,6 +98,13 @@ class Rounds:
         if lease is None:
             return Checkpoint(CheckpointOutcome.BUSY)
         return await self._checkpointer.save_under(lease, trigger)
+
+    async def until_published(self, session: SessionKey) -> None:
+        """Wait until nothing of `session` is on its way to the disk."""
+        await self._checkpointer.publisher.settled(session)
+
+    async def until_all_published(self) -> None:
+        await self._checkpointer.publisher.all_settled()
 
     async def save_session(self, session: SessionKey, timeout_seconds: float) -> Checkpoint:
         """Save a session where it lives, waiting for its request to end; CLEAN if it lives nowhere."""

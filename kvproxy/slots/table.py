@@ -199,13 +199,16 @@ class SlotTable:
     def start_saving(self, slot: SlotId, epoch: Epoch) -> bool:
         return self._moved(slot, epoch, SlotEvent.SAVE)
 
-    def save_ended(self, slot: SlotId, epoch: Epoch, published: Revision | None) -> bool:
-        """`published` is the revision that is safe now, None if none is."""
-        if (held := self._current(slot, epoch)) is None:
+    def save_ended(self, slot: SlotId, epoch: Epoch) -> bool:
+        """The server is done with the slot; what it wrote is another matter."""
+        return self._moved(slot, epoch, SlotEvent.SAVE_ENDED)
+
+    def checkpointed(self, slot: SlotId, epoch: Epoch, session: SessionKey, revision: Revision) -> bool:
+        """`revision` of `session` is safe now. False if it does not live in `slot` any more."""
+        held = self._current(slot, epoch)
+        if held is None or held.occupancy is None or held.occupancy.session != session:
             return False
-        self._move(held, SlotEvent.SAVE_ENDED)
-        if published is not None and held.occupancy is not None:
-            held.occupancy = held.occupancy.checkpointed(published)
+        held.occupancy = held.occupancy.checkpointed(revision)
         return True
 
     def start_restoring(self, slot: SlotId, epoch: Epoch) -> bool:

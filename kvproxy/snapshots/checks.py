@@ -32,13 +32,21 @@ class FileCheck:
 
 
 def check_saved(path: Path, saved: Saved) -> FileCheck:
-    """Compare a fresh file with the server's claim, then make it private and durable."""
+    """Compare a fresh file with the server's claim."""
     if saved.tokens < 1:
         return FileCheck("the server saved no tokens")
     try:
         with open_regular(path) as file:
-            if reason := _differs(file, tokens=saved.tokens, size_bytes=saved.size_bytes):
-                return FileCheck(reason)
+            reason = _differs(file, tokens=saved.tokens, size_bytes=saved.size_bytes)
+            return FileCheck(reason, None if reason else identity_of(file.fileno()))
+    except OSError as error:
+        return FileCheck(_describe(error))
+
+
+def make_durable(path: Path) -> FileCheck:
+    """Make a file private, and sync it and its directory; its identity from then on."""
+    try:
+        with open_regular(path) as file:
             _make_private(file.fileno())
             os.fsync(file.fileno())
             sync_directory(path.parent)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvproxy.identifiers import Owner, SnapshotName
-from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of
+from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of, make_durable
 from kvproxy.snapshots.manifest import FileIdentity, Generation
 from kvproxy.snapshots.names import is_of, is_ours
 from kvproxy.upstream.replies import Saved
@@ -31,7 +31,11 @@ class SnapshotFiles(Protocol):
     def is_visible(self) -> bool: ...
 
     async def verify_saved(self, name: SnapshotName, saved: Saved) -> FileCheck:
-        """After a save: is the file what the server claimed? Makes it private and durable."""
+        """After a save: is the file what the server claimed?"""
+        ...
+
+    async def make_durable(self, name: SnapshotName) -> FileCheck:
+        """Make it private, and sure to survive the machine; its identity from then on."""
         ...
 
     async def verify_stored(self, generation: Generation) -> FileCheck:
@@ -68,6 +72,9 @@ class ServerOwnedFiles:
     async def verify_saved(self, name: SnapshotName, saved: Saved) -> FileCheck:
         return NOTHING_AGAINST_IT if saved.tokens > 0 else FileCheck("the server saved no tokens")
 
+    async def make_durable(self, name: SnapshotName) -> FileCheck:
+        return NOTHING_AGAINST_IT
+
     async def verify_stored(self, generation: Generation) -> FileCheck:
         return NOTHING_AGAINST_IT
 
@@ -97,6 +104,9 @@ class SharedDirectory:
 
     async def verify_saved(self, name: SnapshotName, saved: Saved) -> FileCheck:
         return await asyncio.to_thread(check_saved, self.path / name, saved)
+
+    async def make_durable(self, name: SnapshotName) -> FileCheck:
+        return await asyncio.to_thread(make_durable, self.path / name)
 
     async def verify_stored(self, generation: Generation) -> FileCheck:
         return await asyncio.to_thread(check_stored, self.path / generation.name, generation)

@@ -263,6 +263,9 @@ class Watch:
         failure = await self._p.client.actions_supported(ANSWER_SECONDS)
         if failure is None:
             return Persistence(PersistenceMode.PLAIN)
+        if failure.fault in (Fault.UNREACHABLE, Fault.TIMED_OUT):
+            # It did not say no. The next look asks again.
+            return Persistence(PersistenceMode.UNKNOWN, failure.message)
         return Persistence(PersistenceMode.OFF, _advice(failure))
 
     def found_volatile(self) -> None:

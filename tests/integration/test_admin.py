@@ -50,6 +50,7 @@ async def test_sessions_are_found_by_the_clients_id_and_by_their_short_key(tmp_p
         a = Talk("alpha")
         key = (await here.proxy.turn(a)).headers["X-KVProxy-Session"]
         await here.proxy.turn(Talk("beta"))
+        await here.proxy.at_rest()
         everybody = (await here.proxy.admin("GET", "sessions")).body["sessions"]
         assert {session["state"] for session in everybody} == {"active_dirty", "saved"}
         for name in ("alpha", key):
@@ -265,3 +266,12 @@ async def test_unknown_routes_of_ours_are_404_and_never_reach_the_server(tmp_pat
         for method, path in (("GET", "nothing"), ("POST", "status"), ("GET", ""), ("DELETE", "flush")):
             assert (await here.proxy.admin(method, path)).status == 404
         assert {call.path for call in here.fake.calls} <= {"/health", "/props"}
+
+
+async def test_a_web_page_may_not_act_on_kvproxy(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+            url = f"{here.proxy.base_url}/kvproxy/flush"
+            async with here.proxy.client.post(url, headers=headers) as answer:
+                assert answer.status == 403
+        assert (await here.proxy.admin("POST", "flush")).status == 200

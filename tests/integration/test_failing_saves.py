@@ -166,7 +166,7 @@ async def test_saves_that_fail_in_a_row_open_the_breaker_which_closes_again_by_i
         here.fake.faults.planned.clear()
         await asyncio.sleep(0.45)
         await here.proxy.turn(talks[5])
-        assert len(here.proxy.heard(PersistenceRecovered)) == 1
+        await here.proxy.until(lambda: here.proxy.heard(PersistenceRecovered))
         assert (await here.proxy.status())["servers"][0]["breaker"] == "closed"
         assert (await here.proxy.turn(talks[4])).outcome == "cold"
         assert (await here.proxy.turn(talks[5])).told == ("restored", None)

@@ -192,6 +192,7 @@ class FakeFiles:
     log: list[str] = field(default_factory=list)
     is_visible: bool = True
     saved: Any = field(default_factory=FileCheck)
+    durable: Any = field(default_factory=FileCheck)
     bad: dict[SnapshotName, str] = field(default_factory=dict)
     deleted: list[SnapshotName] = field(default_factory=list)
     left_behind: list[SnapshotName] = field(default_factory=list)
@@ -200,6 +201,9 @@ class FakeFiles:
 
     async def verify_saved(self, name: SnapshotName, saved: Saved) -> Any:
         return await _answer(self.saved)
+
+    async def make_durable(self, name: SnapshotName) -> Any:
+        return await _answer(self.durable)
 
     async def verify_stored(self, generation: Generation) -> FileCheck:
         return FileCheck(self.bad.get(generation.name, ""), self.seen)

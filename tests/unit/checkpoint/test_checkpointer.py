@@ -103,7 +103,7 @@ class TestPublished:
     async def test_the_file_is_hashed_afterwards_and_its_identity_kept(self) -> None:
         w = world()
         identity = FileIdentity(device=1, inode=2, size=5000, mtime_ns=3, ctime_ns=4)
-        w.files.saved = FileCheck(identity=identity)
+        w.files.durable = FileCheck(identity=identity)
         w.files.sha256 = "f" * 64
 
         await save(w)
@@ -115,7 +115,7 @@ class TestPublished:
     async def test_retention_is_asked_to_look_after_each_publication(self) -> None:
         w = world()
         looked: list[str] = []
-        w.checkpointer.published = lambda: looked.append("look")
+        w.checkpointer.publisher.published = lambda: looked.append("look")
         await save(w)
         assert looked == ["look"]
 
@@ -372,6 +372,78 @@ class TestLives:
         assert (await second).outcome is O.PUBLISHED
         assert await joined == await second
         assert await w.checkpointer.joined(S0) is None
+
+
+class TestPublishing:
+    """What follows once the file is written needs no slot."""
+
+    async def test_the_slot_is_free_and_dirty_until_the_snapshot_is_published(self) -> None:
+        w = world()
+        durable: asyncio.Future[FileCheck] = asyncio.get_running_loop().create_future()
+        w.files.durable = durable
+
+        publishing = await w.checkpointer.write(S0, w.table.epoch, Trigger.SWITCH)
+
+        assert isinstance(publishing, asyncio.Task)
+        assert (w.state(), w.table.view(S0).is_dirty) == ("resident", True)
+        durable.set_result(FileCheck())
+        assert (await publishing).outcome is O.PUBLISHED
+        assert not w.table.view(S0).is_dirty
+
+    async def test_what_is_being_published_is_not_saved_again(self) -> None:
+        w = world()
+        durable: asyncio.Future[FileCheck] = asyncio.get_running_loop().create_future()
+        w.files.durable = durable
+
+        first = await w.checkpointer.write(S0, w.table.epoch, Trigger.IDLE)
+        second = await w.checkpointer.write(S0, w.table.epoch, Trigger.SWITCH)
+        durable.set_result(FileCheck())
+
+        assert first is second
+        assert w.log.count("save 0") == 1
+
+    async def test_a_newer_revision_is_published_after_the_older_one(self) -> None:
+        w = world()
+        durable: asyncio.Future[FileCheck] = asyncio.get_running_loop().create_future()
+        w.files.durable = durable
+        first = await w.checkpointer.write(S0, w.table.epoch, Trigger.IDLE)
+        await settle()
+        w.files.durable = FileCheck()
+        w.house(0, stay(A, revision=9, saved=0))
+        second = await w.checkpointer.write(S0, w.table.epoch, Trigger.IDLE)
+        assert isinstance(first, asyncio.Task)
+        assert isinstance(second, asyncio.Task)
+        await settle()
+        assert not second.done()
+
+        durable.set_result(FileCheck())
+        await second
+
+        manifest = stored(w)
+        assert manifest is not None
+        assert manifest.current.revision == 9
+
+    async def test_a_file_that_cannot_be_made_durable_is_deleted_and_the_session_stays_dirty(self) -> None:
+        w = world()
+        w.files.durable = FileCheck("the disk is gone")
+
+        assert (await save(w)).outcome is O.STORE_FAILED
+        assert len(w.files.deleted) == 1
+        assert w.table.view(S0).is_dirty
+
+    async def test_a_session_that_comes_back_waits_for_what_is_being_published_of_it(self) -> None:
+        w = world()
+        durable: asyncio.Future[FileCheck] = asyncio.get_running_loop().create_future()
+        w.files.durable = durable
+        await w.checkpointer.write(S0, w.table.epoch, Trigger.SWITCH)
+        waiting = asyncio.ensure_future(w.checkpointer.publisher.settled(A))
+        await settle()
+        assert not waiting.done()
+
+        durable.set_result(FileCheck())
+        await waiting
+
+        assert stored(w) is not None
 
 
 class TestJoined:

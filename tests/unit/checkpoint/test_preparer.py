@@ -49,6 +49,11 @@ class TestAtOnce:
         assert w.log == []
 
 
+def actions(w: World) -> list[str]:
+    """The slot actions in order; publishing goes on beside them."""
+    return [verb for verb in verbs(w) if verb.split()[0] in ("save", "restore", "erase")]
+
+
 class TestSwitch:
     async def test_a_stored_session_comes_in_after_the_one_before_was_saved(self) -> None:
         w = one_slot()
@@ -57,7 +62,8 @@ class TestSwitch:
 
         assert await prepare(w) == Preparation(Outcome.RESTORED, restored_tokens=1000)
 
-        assert verbs(w) == ["save 0", "publish", "mark", "restore 0", "clear"]
+        assert actions(w) == ["save 0", "restore 0"]
+        assert "publish" in verbs(w)
         assert w.occupant() == "a" * 12
         (switched,) = w.sink.of(SessionSwitched)
         assert (switched.evicted, switched.session) == ("b" * 12, "a" * 12)
@@ -68,7 +74,7 @@ class TestSwitch:
 
         assert await prepare(w) == Preparation(Outcome.COLD, Reason.NEW_SESSION)
 
-        assert verbs(w) == ["save 0", "publish", "erase 0"]
+        assert actions(w) == ["save 0", "erase 0"]
         assert (w.state(), w.occupant(), w.table.view(S0).is_blank) == ("idle", None, True)
 
     async def test_an_empty_slot_is_neither_saved_nor_erased(self) -> None:
@@ -115,7 +121,7 @@ class TestSwitch:
             w.house(0, stay(B))
             w.session(B, opening=b"same" if opening else None)
             await prepare(w, A, opening=opening)
-            assert verbs(w)[-1] == "erase 0"
+            assert actions(w)[-1] == "erase 0"
 
 
 class TestStrict:
@@ -151,7 +157,7 @@ class TestNobodys:
 
         assert await prepare(w, None) == Preparation(Outcome.COLD, Reason.NO_SNAPSHOT)
 
-        assert verbs(w) == ["save 0", "publish", "erase 0"]
+        assert actions(w) == ["save 0", "erase 0"]
         assert w.sink.of(SessionCold) == []
 
     async def test_a_fork_is_not_restored_and_says_that_its_session_is_busy(self) -> None:

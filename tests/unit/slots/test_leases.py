@@ -499,7 +499,7 @@ class TestCheckpoint:
         waiting = await room.ask(pinned(A))
         assert not waiting.done()
 
-        room.table.save_ended(S0, lease.epoch, None)
+        room.table.save_ended(S0, lease.epoch)
         lease.release()
 
         assert (await waiting).slot == S0

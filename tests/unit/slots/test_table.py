@@ -96,7 +96,7 @@ CALLS: dict[str, Callable[[SlotTable, Epoch], bool]] = {
     "broke_off": lambda t, e: t.broke_off(S0, e, SEEN_RUNNING),
     "lose": lambda t, e: t.lose(S0, e),
     "start_saving": lambda t, e: t.start_saving(S0, e),
-    "save_ended": lambda t, e: t.save_ended(S0, e, Revision(1)),
+    "save_ended": lambda t, e: t.save_ended(S0, e),
     "start_restoring": lambda t, e: t.start_restoring(S0, e),
     "restored": lambda t, e: t.restored(S0, e, stay(A)),
     "not_restored": lambda t, e: t.not_restored(S0, e, is_blank=False),
@@ -231,7 +231,9 @@ class TestActions:
     def test_a_published_save_leaves_the_occupant_clean(self, room: Room) -> None:
         room.house(stay(A, revision=2, saved=1))
         room.table.start_saving(S0, room.epoch)
-        room.table.save_ended(S0, room.epoch, Revision(2))
+        room.table.save_ended(S0, room.epoch)
+        assert room.table.view(S0).is_dirty
+        assert room.table.checkpointed(S0, room.epoch, A, Revision(2))
 
         assert (room.state(), room.table.view(S0).is_dirty) == (SlotState.RESIDENT, False)
 
@@ -239,8 +241,16 @@ class TestActions:
         room.house(stay(A, revision=2, saved=1))
         before = room.table.view(S0)
         room.table.start_saving(S0, room.epoch)
-        room.table.save_ended(S0, room.epoch, None)
+        room.table.save_ended(S0, room.epoch)
 
+        assert room.table.view(S0) == before
+
+    def test_a_save_of_one_who_has_left_marks_nobody_else(self, room: Room) -> None:
+        room.house(stay(A, revision=2, saved=1))
+        before = room.table.view(S0)
+
+        assert not room.table.checkpointed(S0, room.epoch, B, Revision(2))
+        assert not room.table.checkpointed(S0, Epoch(room.epoch - 1), A, Revision(2))
         assert room.table.view(S0) == before
 
     def test_a_restore_makes_its_session_resident_and_a_failed_one_nobody(self, room: Room) -> None:

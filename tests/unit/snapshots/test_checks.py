@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.snapshots import checks
-from kvproxy.snapshots.checks import check_saved, check_stored, digest_of
+from kvproxy.snapshots.checks import check_saved, check_stored, digest_of, make_durable
 from kvproxy.snapshots.manifest import Generation
 from kvproxy.upstream.replies import Saved
 from tests.unit.snapshots.samples import generation, packed_file
@@ -49,12 +49,17 @@ def move_identity(file: Path) -> None:
     copy.replace(file)
 
 
-def test_a_file_as_claimed_is_ok_and_then_private(file: Path) -> None:
+def test_a_file_as_claimed_is_ok_and_left_as_it_was(file: Path) -> None:
     file.chmod(0o644)
 
-    check = check_saved(file, claim())
+    assert check_saved(file, claim()).is_ok
+    assert file.stat().st_mode & 0o777 == 0o644
 
-    assert check.is_ok
+
+def test_a_file_that_is_kept_is_private(file: Path) -> None:
+    file.chmod(0o644)
+
+    assert make_durable(file).is_ok
     assert file.stat().st_mode & 0o777 == 0o600
 
 
@@ -68,12 +73,12 @@ def test_a_good_file_and_its_name_are_made_to_last(file: Path, monkeypatch: pyte
 
     monkeypatch.setattr(checks.os, "fsync", recorded)
 
-    assert check_saved(file, claim()).is_ok
+    assert make_durable(file).is_ok
     assert synced == [file.stat().st_ino, file.parent.stat().st_ino]
 
 
 def test_the_identity_is_that_of_the_file_as_it_was_left(file: Path) -> None:
-    check = check_saved(file, claim())
+    check = make_durable(file)
 
     seen = file.stat()
     assert check.identity is not None
@@ -147,7 +152,7 @@ def test_an_error_of_the_disk_is_a_reason(file: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(checks.os, "fsync", fail)
 
-    assert check_saved(file, claim()).reason == "cannot read file: Input/output error"
+    assert make_durable(file).reason == "cannot read file: Input/output error"
 
 
 def test_an_untouched_file_is_ok_without_being_read(

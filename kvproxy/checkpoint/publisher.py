@@ -1,0 +1,152 @@
+"""The second half of a checkpoint, off everyone's path: make the file durable, publish its manifest.
+
+Once the server has written the file and it was found plausible, its slot may be used again: what follows
+(an fsync of gigabytes can take seconds) needs no slot and holds no conversation. Until it is done nothing
+new exists: a crash leaves the snapshot of before. Publications of one session keep their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvproxy.checkpoint.actions import Attempt
+from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
+from kvproxy.checkpoint.parts import Parts
+from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, SnapshotName
+from kvproxy.slots.slot import Occupancy
+from kvproxy.snapshots.files import FileCheck
+from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.manifest import Generation
+from kvproxy.snapshots.store import Publication, Published
+from kvproxy.upstream.replies import Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How one went. `tokens` and `size_bytes` are what was published."""
+
+    outcome: CheckpointOutcome
+    tokens: int = 0
+    size_bytes: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is saved, as it was believed when the save began (`began`: monotonic seconds)."""
+
+    slot: SlotId
+    epoch: Epoch
+    occupancy: Occupancy
+    fingerprint: Fingerprint
+    trigger: Trigger
+    name: SnapshotName
+    began: float
+
+    @property
+    def session(self) -> SessionKey:
+        return self.occupancy.session
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    revision: Revision
+    task: asyncio.Task[Checkpoint]
+
+
+class Publisher:
+    """`on_end` hears how each publication ended."""
+
+    def __init__(self, parts: Parts, on_end: Callable[[Job, Checkpoint], None]) -> None:
+        self._p = parts
+        self._on_end = on_end
+        self._running: dict[SessionKey, _Running] = {}
+        self.published: Callable[[], None] = lambda: None
+        """Called after each publication: retention looks whether something must go."""
+
+    def begin(self, job: Job, attempt: Attempt[Saved], saved: Saved) -> asyncio.Task[Checkpoint]:
+        before = self._running.get(job.session)
+        work = self._in_order(before.task if before else None, job, attempt, saved)
+        task = self._p.tasks.spawn(work, name="publish a snapshot")
+        running = self._running[job.session] = _Running(job.occupancy.revision, task)
+        task.add_done_callback(lambda _: self._ended(job.session, running))
+        return task
+
+    def running(self, session: SessionKey, revision: Revision) -> asyncio.Task[Checkpoint] | None:
+        """The publication of this revision or a later one, if it is under way."""
+        running = self._running.get(session)
+        return running.task if running is not None and running.revision >= revision else None
+
+    async def settled(self, session: SessionKey) -> None:
+        """Wait until nothing of `session` is being published."""
+        while (running := self._running.get(session)) is not None:
+            await asyncio.wait({running.task})
+
+    async def all_settled(self) -> None:
+        while self._running:
+            await asyncio.wait({running.task for running in self._running.values()})
+
+    def _ended(self, session: SessionKey, running: _Running) -> None:
+        if self._running.get(session) is running:
+            del self._running[session]
+
+    async def _in_order(
+        self, before: asyncio.Task[Checkpoint] | None, job: Job, attempt: Attempt[Saved], saved: Saved
+    ) -> Checkpoint:
+        if before is not None:
+            await asyncio.wait({before})
+        result = await self._publish(job, attempt, saved)
+        self._on_end(job, result)
+        return result
+
+    async def _publish(self, job: Job, attempt: Attempt[Saved], saved: Saved) -> Checkpoint:
+        check = await self._p.files.make_durable(job.name)
+        if not check.is_ok:
+            return await self._failed(job, attempt, CheckpointOutcome.STORE_FAILED, check.reason)
+        result = await self._p.store.publish(self._publication(job, saved, check))
+        if not isinstance(result, Published):
+            return await self._failed(job, attempt, CheckpointOutcome.STORE_FAILED, result.reason)
+        self._p.actions.judge(attempt, well=True)
+        self._p.table.checkpointed(job.slot, job.epoch, job.session, job.occupancy.revision)
+        if (session := self._p.registry.find(job.session)) is not None:
+            session.revision = max(session.revision, job.occupancy.revision)
+        self._p.tasks.spawn(self._afterwards(job, check, result), name="digest")
+        return Checkpoint(CheckpointOutcome.PUBLISHED, saved.tokens, saved.size_bytes)
+
+    async def _failed(
+        self, job: Job, attempt: Attempt[Saved], outcome: CheckpointOutcome, reason: str
+    ) -> Checkpoint:
+        self._p.actions.judge(attempt, well=False, reason=reason)
+        await self._p.files.delete(job.name)
+        return Checkpoint(outcome, detail=reason)
+
+    def _publication(self, job: Job, saved: Saved, check: FileCheck) -> Publication:
+        session = self._p.registry.find(job.session)
+        generation = Generation(
+            name=job.name,
+            tokens=saved.tokens,
+            size_bytes=saved.size_bytes,
+            revision=job.occupancy.revision,
+            saved_at=self._p.clock.wall(),
+            slot=job.slot,
+            identity=check.identity,
+        )
+        return Publication(
+            key=job.session,
+            server=self._p.server,
+            model=session.model if session else self._p.standing.facts.model,
+            client_digest=session.client_digest if session else "",
+            fingerprint=job.fingerprint,
+            generation=generation,
+        )
+
+    async def _afterwards(self, job: Job, check: FileCheck, published: Published) -> None:
+        """Drop the files that were superseded, and hash the new one."""
+        for name in published.superseded:
+            await self._p.files.delete(name)
+        self.published()
+        digest = await self._p.files.digest(job.name, check.identity)
+        if digest is not None:
+            await self._p.store.amend(job.session, job.fingerprint, job.name, sha256=digest)
