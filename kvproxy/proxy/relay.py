@@ -51,11 +51,15 @@ class Ending(StrEnum):
 class RelayedResponse(web.StreamResponse):
     """An answer whose head is exactly what it was given: no Date, Server or Content-Type of our own.
 
-    `ending` is set when the body has ended, one way or another.
+    `ending` is set when the body has ended, one way or another. `holds_head` sends the head together with
+    the first of the body, for an answer that is all there: one write, and one less turn for the client.
     """
 
-    def __init__(self, *, status: int, reason: str, headers: CIMultiDict[str]) -> None:
+    def __init__(
+        self, *, status: int, reason: str, headers: CIMultiDict[str], holds_head: bool = False
+    ) -> None:
         super().__init__(status=status, reason=reason, headers=headers)
+        self._holds_head = holds_head
         self.ending: Ending | None = None
         self._request: web.BaseRequest | None = None
         self._writer: AbstractStreamWriter | None = None
@@ -78,7 +82,8 @@ class RelayedResponse(web.StreamResponse):
             version = request.version
             line = f"HTTP/{version.major}.{version.minor} {self.status} {self.reason}"
             await request.writer.write_headers(line, self.headers)
-            request.writer.send_headers()
+            if not self._holds_head:
+                request.writer.send_headers()
         return self._writer
 
     def _frame(self, request: web.BaseRequest, writer: AbstractStreamWriter) -> None:
@@ -160,7 +165,10 @@ async def relay(
     A client that leaves while we read ends this by cancellation.
     """
     response = RelayedResponse(
-        status=upstream.status, reason=upstream.reason or "", headers=client_headers(upstream.raw_headers)
+        status=upstream.status,
+        reason=upstream.reason or "",
+        headers=client_headers(upstream.raw_headers),
+        holds_head=upstream.content.is_eof(),
     )
     response.headers.update(extra_headers)
     if tap is not None:
