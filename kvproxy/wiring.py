@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from kvproxy.admin.app import AdminFace, AdminParts
 from kvproxy.checkpoint.actions import SlotActions
+from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.parts import Parts
@@ -31,14 +32,17 @@ from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import CheckpointSettings, Settings
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
+from kvproxy.snapshots.memory_kind import kind_of_setting
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import TaskDied, Warned
 from kvproxy.telemetry.metrics import Metrics
 from kvproxy.telemetry.tally import Tally
+from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
@@ -70,6 +74,8 @@ class Runtime:
     async def start(self) -> None:
         """Raises StateDirError if the state directory is taken or unusable. An absent server is no error."""
         await self.store.open()
+        if (complaint := await self.canaries.load()) is not None:
+            self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
         for manifest in self.store.all():
             self.registry.adopt(
                 manifest.key,
@@ -151,7 +157,15 @@ class Runtime:
             on_change=lambda: self.rounds.slots_changed(),
             on_unseen=lambda: self.probe.want(),
         )
-        self.probe = Probe(self.client, self.table, self.desk, self.clock)
+        self.probe = Probe(
+            self.client,
+            self.table,
+            self.desk,
+            self.standing,
+            self.clock,
+            on_foreign=lambda slots: self.watch.found_foreign(slots),
+        )
+        self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
         self.watch = Watch(
             WatchParts(
                 self.server,
@@ -163,13 +177,26 @@ class Runtime:
                 self.tasks,
                 self.clock,
                 self.bus.emit,
-                upstream.runtime_key,
+                Introduction(
+                    self.client,
+                    self.canaries,
+                    self.bus.emit,
+                    runtime_key=upstream.runtime_key,
+                    setting=kind_of_setting(upstream.memory_kind),
+                ),
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
             )
         )
-        self.volatility = Volatility(self.client, self.table, self.tasks, self.watch.found_volatile)
+        self.volatility = Volatility(
+            self.client,
+            self.table,
+            self.tasks,
+            self.clock,
+            on_proof=self.watch.found_volatile,
+            on_look=self.probe.look_for_foreign,
+        )
         self.sentinel = _sentinel(upstream.url, upstream.api_key, self.watch, self.clock)
 
     def _build_persistence(self) -> None:
@@ -203,8 +230,12 @@ class Runtime:
         self.checkpointer = Checkpointer(
             parts, self.policy, timeout_seconds=settings.checkpoint.timeout_seconds
         )
+        chooser = Chooser(
+            self.store, self.canaries, accepts_other_builds=settings.restore.accept_other_builds
+        )
         self.restorer = Restorer(
             parts,
+            chooser,
             is_enabled=settings.restore.enabled,
             verify=settings.restore.verify,
             timeout_seconds=settings.restore.timeout_seconds,

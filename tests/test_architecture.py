@@ -79,6 +79,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "snapshots.atomic",
         "snapshots.opened",
         "snapshots.head",
+        "snapshots.canaries",
         "snapshots.checks",
         "snapshots.layout",
         "snapshots.layout_blocks",
@@ -94,6 +95,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     ),
     4: (  # deeds: what kvproxy does, step by step
         "checkpoint.actions",
+        "checkpoint.candidates",
         "checkpoint.parts",
         "checkpoint.preparer",
         "checkpoint.rounds",
@@ -101,6 +103,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "snapshots.keeping",
         "checkpoint.checkpointer",
         "checkpoint.restorer",
+        "upstream.acquaintance",
         "upstream.watch",
         "upstream.probe",
         "upstream.volatility",

@@ -24,6 +24,8 @@ class Setup:
     model: str = "/models/fake.gguf"
     alias: str = "fake"
     ftype: str = "all F32"
+    weights: str = "first"
+    """what the probabilities of tokens depend on, besides the prompt"""
     kv_type: str = "f16"
     """part of what a snapshot must match"""
     bytes_per_token: int = 512

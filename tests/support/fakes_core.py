@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from kvproxy.checkpoint.actions import SlotActions
+from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy
@@ -24,6 +25,7 @@ from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.index import SnapshotIndex, Totals
@@ -170,6 +172,15 @@ class FakeServer:
     async def model_meta(self, timeout: float = 2.0) -> Any:
         self.patience["meta"] = timeout
         return await _answer(self._next("meta", {"n_vocab": 100}))
+
+    async def adapters(self, timeout: float = 2.0) -> Any:
+        self.log.append("adapters")
+        return await _answer(self._next("adapters", ()))
+
+    async def likely_next(self, slot: SlotId, prompt: str, *, top: int, timeout: float) -> Any:
+        self.log.append(f"canary {slot}")
+        self.patience["canary"] = timeout
+        return await _answer(self._next("canary", ((1, -0.5), (2, -1.5))))
 
     async def actions_supported(self, timeout: float = 2.0) -> Any:
         self.log.append("supported?")
@@ -391,8 +402,10 @@ class World:
         self.policy = policy or CheckpointPolicy()
         self.parts = self._parts()
         self.checkpointer = Checkpointer(self.parts, self.policy, timeout_seconds=timeout_seconds)
+        self.canaries = Canaries()
+        chooser = Chooser(cast(Any, self.store), self.canaries, accepts_other_builds=True)
         self.restorer = Restorer(
-            self.parts, is_enabled=restores, verify=verify, timeout_seconds=timeout_seconds
+            self.parts, chooser, is_enabled=restores, verify=verify, timeout_seconds=timeout_seconds
         )
         self.preparer = Preparer(
             self.parts, self.checkpointer, self.restorer, on_switch=on_switch, is_strict=is_strict

@@ -26,7 +26,15 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 class Room(World):
     def __init__(self, *, slots: int = 2) -> None:
         super().__init__(slots=slots)
-        self.probe = Probe(cast(Any, self.server), self.table, self.desk, self.clock)
+        self.foreign: list[SlotId] = []
+        self.probe = Probe(
+            cast(Any, self.server),
+            self.table,
+            self.desk,
+            self.standing,
+            self.clock,
+            on_foreign=self.foreign.extend,
+        )
 
     async def launch(
         self, *before: SlotInfo, purpose: Purpose = Purpose.FLOATING, leaves_no_trace: bool = False

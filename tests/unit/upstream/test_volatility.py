@@ -18,7 +18,15 @@ class Room(World):
     def __init__(self) -> None:
         super().__init__()
         self.proofs = 0
-        self.volatility = Volatility(cast(Any, self.server), self.table, self.tasks, self._proved)
+        self.looks: list[float] = []
+        self.volatility = Volatility(
+            cast(Any, self.server),
+            self.table,
+            self.tasks,
+            self.clock,
+            on_proof=self._proved,
+            on_look=lambda infos, asked_at: self.looks.append(asked_at),
+        )
         self.house(0, stay(A))
         self.clock.advance(1)
         self.began = self.clock.now()
