@@ -23,6 +23,7 @@ class Setup:
     slot_dir: Path | None = None
     model: str = "/models/fake.gguf"
     alias: str = "fake"
+    build: str = BUILD
     ftype: str = "all F32"
     weights: str = "first"
     """what the probabilities of tokens depend on, besides the prompt"""
@@ -62,7 +63,7 @@ def props_view(setup: Setup, total_slots: int, *, sleeping: bool) -> dict[str, A
         "chat_template": CHAT_TEMPLATE,
         "bos_token": "<s>",
         "eos_token": "<|im_end|>",
-        "build_info": BUILD,
+        "build_info": setup.build,
         "is_sleeping": sleeping,
     }
 

@@ -5,6 +5,7 @@ import pytest
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.restorer import DIED, NO_ROOM, Restoration
 from kvproxy.identifiers import Revision, SlotId
+from kvproxy.snapshots.canary import Canary
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted, TaskDied
@@ -306,3 +307,52 @@ class TestLate:
 
         assert stored(w).current.invalid_reason == DIED
         assert w.store.marks == set()
+
+
+class TestAnotherBuild:
+    """The snapshot is another build's, and the canary says that it computes the same."""
+
+    OLD = Fingerprint.from_dict({"model_path": "/models/one.gguf", "build": "b1", "canary": "c"})
+    NEW = Fingerprint.from_dict({"model_path": "/models/one.gguf", "build": "b2", "canary": "c"})
+
+    async def world(self, answer: object = None) -> World:
+        w = World()
+        w.session(A)
+        w.canaries._canaries["c"] = Canary.of([(1, -0.5)])
+        w.keep(manifest_of(A, fingerprint=self.OLD))
+        w.standing.set(fingerprint=self.NEW)
+        if answer is not None:
+            w.server.answer("restore", answer)
+        return w
+
+    async def test_it_is_restored_and_counts_as_used(self) -> None:
+        w = await self.world()
+        assert (await restore(w)).outcome is O.RESTORED
+        assert w.store.touched == [A]
+
+    async def test_a_format_that_the_server_does_not_know_is_no_fault_of_the_file(self) -> None:
+        w = await self.world(ActionFailure(Fault.REFUSED, "Unable to restore slot", 400))
+        assert (await restore(w)).outcome is O.REFUSED
+        kept = w.store.find(A, self.OLD)
+        assert kept is not None
+        assert kept.current.is_valid
+
+        w.log.clear()
+        assert (await restore(w)).outcome is O.FINGERPRINT_MISMATCH
+        assert w.log == [], "it is not tried again"
+
+    async def test_one_that_kills_the_server_is_never_tried_again(self) -> None:
+        w = await self.world(ActionFailure(Fault.UNREACHABLE, "connection reset"))
+        await restore(w)
+        kept = w.store.find(A, self.OLD)
+        assert kept is not None
+        assert kept.current.invalid_reason == DIED
+
+
+async def test_a_mismatch_is_told_with_the_fields_that_differ() -> None:
+    w = world()
+    w.standing.set(fingerprint=Fingerprint.from_dict({"model_path": "/models/two.gguf", "build": "b11434"}))
+    assert (await restore(w)).outcome is O.FINGERPRINT_MISMATCH
+    (ended,) = w.sink.of(RestoreEnded)
+    assert (ended.outcome, ended.detail) == (O.FINGERPRINT_MISMATCH, "differs in model_path")
+    assert w.sink.of(RestoreStarted) == []

@@ -142,3 +142,9 @@ async def test_one_look_at_a_time_is_enough() -> None:
         room.volatility.request_ended(S1, room.began)
     await settle()
     assert room.log == ["slots"]
+
+
+async def test_each_look_is_shown_to_whoever_watches_for_others() -> None:
+    room = Room()
+    await room.request(idle(0, tokens=1000), idle(1))
+    assert room.looks == [room.clock.now()]
