@@ -177,7 +177,7 @@ class Introduction:
     # -- what comes of it ----------------------------------------------------------------------------------
 
     async def _conclude(self, props: Props, told: _Told, name: str, computed: _Computed) -> Acquaintance:
-        traits = await self._traits(props, told.meta)
+        traits = await traits_of(props, told.meta)
         fingerprint = fingerprint_of(
             props,
             told.meta,
@@ -189,12 +189,13 @@ class Introduction:
         kind = kind_from(None, traits.kind if traits else None, self._setting)
         return Acquaintance(told.persistence, fingerprint, kind, name, computed.slots, computed.leftover)
 
-    async def _traits(self, props: Props, meta: Mapping[str, Any]) -> ModelTraits | None:
-        """Of the model file, where we see it by the server's own path for it."""
-        if not props.model_path:
-            return None
-        traits = await asyncio.to_thread(read_model_traits, Path(props.model_path))
-        return traits if traits is not None and is_served(traits, meta) else None
+
+async def traits_of(props: Props, meta: Mapping[str, Any]) -> ModelTraits | None:
+    """Of the model file, where we see it by the server's own path for it."""
+    if not props.model_path:
+        return None
+    traits = await asyncio.to_thread(read_model_traits, Path(props.model_path))
+    return traits if traits is not None and is_served(traits, meta) else None
 
 
 def slot_for_canary(slots: tuple[SlotInfo, ...] | Unavailable) -> SlotId | None:
