@@ -89,6 +89,7 @@ class Watch:
         self._wake = asyncio.Event()
         self._lives = 0
         self._warned_of_others = False
+        self._is_changed = False
 
     async def run(self) -> None:
         """Ask now and then, for ever."""
@@ -109,6 +110,11 @@ class Watch:
         self._is_suspect = True
         self._p.desk.suspend()
         self._wake.set()
+
+    def renew(self) -> None:
+        """The server may compute something else from now on, as with other adapters: meet it anew."""
+        self._is_changed = True
+        self.suspect()
 
     def nudge(self) -> None:
         """There is a line where there was none, perhaps to another server: ask now."""
@@ -175,7 +181,7 @@ class Watch:
 
     def _is_same(self, props: Props) -> bool:
         known = self._p.standing.facts.props
-        if known is None or known.identity != props.identity:
+        if known is None or known.identity != props.identity or self._is_changed:
             return False
         if self._is_suspect and not props.has_marker:
             return False
@@ -224,7 +230,7 @@ class Watch:
         met = await self._p.introduction.meet(props, self._p.standing.facts)
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
-        self._is_suspect = False
+        self._is_suspect = self._is_changed = False
         self._p.standing.facts = _facts(props, met)
         self._lives += 1
         mode, is_restart = met.persistence.mode, self._lives > 1

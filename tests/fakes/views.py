@@ -29,6 +29,8 @@ class Setup:
     """what the probabilities of tokens depend on, besides the prompt"""
     kv_type: str = "f16"
     """part of what a snapshot must match"""
+    adapters: tuple[str, ...] = ()
+    """paths of those loaded, each applied whole at first"""
     bytes_per_token: int = 512
     api_key: str | None = None
     volatile: bool = False

@@ -135,3 +135,13 @@ async def test_somebody_elses_use_of_a_slot_ends_the_stay_there_and_is_told_once
 
 async def look(here: House) -> None:
     await here.proxy.runtime.probe._look_once()
+
+
+async def test_adapters_that_are_changed_through_us_are_another_identity_at_once(tmp_path: Path) -> None:
+    options = {"adapters": ("/lora.gguf",), "security": {"allow_management": True}}
+    async with house(tmp_path, **options) as here:
+        talk = await stored(here)
+        for scale, told in ((0.5, MISMATCH), (1.0, ("restored", None))):
+            changed = await here.proxy.post("/lora-adapters", b'[{"id": 0, "scale": %f}]' % scale)
+            assert changed.status == 200
+            assert (await here.proxy.turn(talk)).told == told

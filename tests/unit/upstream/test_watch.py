@@ -209,6 +209,20 @@ class TestLeftovers:
         assert [view.state for view in room.table.views()] == ["idle", "unknown"]
 
 
+class TestRenewal:
+    async def test_the_same_process_is_met_anew_once_it_may_compute_something_else(self) -> None:
+        room = await met()
+        room.house(0, stay(A))
+        before = room.epoch
+
+        room.watch.renew()
+        assert not room.grants
+        await room.ask()
+        await room.ask()
+
+        assert (room.epoch, room.occupant(0), room.grants) == (before + 1, None, True)
+
+
 class TestOthers:
     async def test_somebody_elses_use_is_told_once(self) -> None:
         room = await met()
