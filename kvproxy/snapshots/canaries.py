@@ -4,7 +4,7 @@ The name is one field of a fingerprint. It is made from the canary itself, so th
 where a server answers to the last bit as before; a canary that differs within the tolerance gets the name of
 the one that was first.
 
-A *life* is a process of the server: its marker. Its canary cannot change while it runs (adapters can, so
+A *life* is a process of the server and the model it runs. Its canary cannot change while it runs (adapters can, so
 they are kept beside it), and it is looked up here when its slots are full and it can no longer be asked.
 """
 
@@ -58,9 +58,10 @@ class _File(_Closed):
 SCHEMA_VERSION: Final = 1
 
 
-def life_name(marker: str) -> str:
-    """`marker` is what `/props` shows and each process makes anew."""
-    return _digits(marker)
+def life_name(marker: str, *model: str) -> str:
+    """`marker` is what `/props` shows and each process makes anew; `model` is which one it runs, of several
+    that one process may serve in turn."""
+    return _digits("\n".join((marker, *model)))
 
 
 def stand_in(life: str) -> str:

@@ -100,7 +100,7 @@ class Introduction:
         if props.is_sleeping:
             return await self._meet_asleep(props, known)
         told = await self._ask(props)
-        life = life_name(props.marker) if props.has_marker else None
+        life = _life_of(props)
         name = self._remembered(life, told.adapters)
         if name is not None:
             return await self._conclude(props, told, name, _Computed(None, told.slots))
@@ -125,7 +125,8 @@ class Introduction:
         is_same = known.props is not None and known.props.identity == props.identity
         if is_same and known.fingerprint is not None:
             return Acquaintance(known.persistence, known.fingerprint, known.kind, known.canary)
-        life = self._canaries.life(life_name(props.marker)) if props.has_marker else None
+        known_as = _life_of(props)
+        life = self._canaries.life(known_as) if known_as is not None else None
         name = life.canary if life else stand_in(secrets.token_hex(NAME_DIGITS // 2))
         persistence = Persistence(PersistenceMode.UNKNOWN, "the server sleeps")
         meta = await self._client.model_meta(ANSWER_SECONDS)
@@ -196,6 +197,13 @@ async def traits_of(props: Props, meta: Mapping[str, Any]) -> ModelTraits | None
         return None
     traits = await asyncio.to_thread(read_model_traits, Path(props.model_path))
     return traits if traits is not None and is_served(traits, meta) else None
+
+
+def _life_of(props: Props) -> str | None:
+    """None for a build whose marker does not tell one process from another."""
+    if not props.has_marker:
+        return None
+    return life_name(props.marker, props.model_path, props.model_ftype, props.build)
 
 
 def slot_for_canary(slots: tuple[SlotInfo, ...] | Unavailable) -> SlotId | None:

@@ -94,6 +94,12 @@ class TestCanary:
         again = await room.meet(slots=FULL)
         assert (room.has_computed(), again.fingerprint) == (False, first.fingerprint)
 
+    async def test_another_model_of_the_same_process_is_not_taken_for_the_first(self) -> None:
+        room = Room()
+        await room.meet()
+        other = await room.meet(replace(PROPS, model_path="/models/two.gguf"), slots=FULL)
+        assert other.canary.startswith(LIFE)
+
     async def test_adapters_that_changed_meanwhile_are_another_identity(self) -> None:
         room = Room()
         first = await room.meet()
