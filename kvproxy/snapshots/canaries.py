@@ -4,8 +4,9 @@ The name is one field of a fingerprint. It is made from the canary itself, so th
 where a server answers to the last bit as before; a canary that differs within the tolerance gets the name of
 the one that was first.
 
-A *life* is a process of the server and the model it runs. Its canary cannot change while it runs (adapters can, so
-they are kept beside it), and it is looked up here when its slots are full and it can no longer be asked.
+A *life* is a process of the server and the model it runs. Its canary cannot change while it runs (adapters
+can, so they are kept beside it), and it is looked up here when its slots are full and it can no longer be
+asked.
 """
 
 from __future__ import annotations
