@@ -17,6 +17,7 @@ from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
+from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.errors import CapacityError, ErrorCode
 from kvproxy.identifiers import ServerName
@@ -200,8 +201,9 @@ class Runtime:
             emptied=self._ask_why_empty,
         )
         self.policy = _policy(settings.checkpoint)
+        self.shaper = Shaper(parts)
         self.checkpointer = Checkpointer(
-            parts, self.policy, timeout_seconds=settings.checkpoint.timeout_seconds
+            parts, self.policy, self.shaper, timeout_seconds=settings.checkpoint.timeout_seconds
         )
         self.restorer = Restorer(
             parts,
@@ -250,6 +252,7 @@ class Runtime:
             sender,
             self.preparer,
             self.checkpointer,
+            self.shaper,
             self.probe,
             self.volatility,
             self.policy,
@@ -295,6 +298,7 @@ class Runtime:
                 settings.sessions.headers,
                 settings.server.max_body_bytes,
                 is_draining=lambda: self.is_draining,
+                needs_documents=lambda: self.shaper.is_needed,
             )
         )
 

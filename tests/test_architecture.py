@@ -98,6 +98,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "checkpoint.preparer",
         "checkpoint.rounds",
         "checkpoint.publisher",
+        "checkpoint.shaper",
         "snapshots.keeping",
         "checkpoint.checkpointer",
         "checkpoint.restorer",

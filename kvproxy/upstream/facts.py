@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.replies import Props
 
 VOLATILE_ADVICE = (
@@ -59,6 +60,8 @@ class Facts:
     props: Props | None = None
     fingerprint: Fingerprint | None = None
     persistence: Persistence = field(default_factory=lambda: Persistence(PersistenceMode.UNKNOWN))
+    kind: MemoryKind = MemoryKind.UNKNOWN
+    """What kind of memory the model has."""
     is_volatile: bool = False
     pins: bool = True
     """Whether requests are pinned to slots of our choice. Where the server clears slots behind our back, or
