@@ -76,6 +76,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "upstream.adapters",
         "upstream.transport",
         "upstream.sentinel",
+        "upstream.reuse_probe",
         "upstream.gguf",
         "snapshots.atomic",
         "snapshots.opened",
