@@ -18,6 +18,7 @@ from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
+from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.errors import CapacityError, ErrorCode
 from kvproxy.identifiers import ServerName
@@ -227,8 +228,9 @@ class Runtime:
             emptied=self._ask_why_empty,
         )
         self.policy = _policy(settings.checkpoint)
+        self.shaper = Shaper(parts)
         self.checkpointer = Checkpointer(
-            parts, self.policy, timeout_seconds=settings.checkpoint.timeout_seconds
+            parts, self.policy, self.shaper, timeout_seconds=settings.checkpoint.timeout_seconds
         )
         chooser = Chooser(
             self.store, self.canaries, accepts_other_builds=settings.restore.accept_other_builds
@@ -281,6 +283,7 @@ class Runtime:
             sender,
             self.preparer,
             self.checkpointer,
+            self.shaper,
             self.probe,
             self.volatility,
             self.policy,
@@ -326,6 +329,7 @@ class Runtime:
                 settings.sessions.headers,
                 settings.server.max_body_bytes,
                 is_draining=lambda: self.is_draining,
+                needs_documents=lambda: self.shaper.is_needed,
             )
         )
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvproxy.boundary.continuations import NoBoundary
+from kvproxy.boundary.prefix import prompt_ids
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.actions import Attempt, NotStarted
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.outcome import RestoreOutcome
@@ -18,9 +21,13 @@ from kvproxy.checkpoint.parts import Parts
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
 from kvproxy.slots.slot import Occupancy
 from kvproxy.snapshots.fingerprint import Fingerprint
-from kvproxy.snapshots.manifest import Generation, Manifest, generation_to_restore
+from kvproxy.snapshots.manifest import Generation, Manifest, digest_of_ids, generation_to_restore
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted
 from kvproxy.upstream.replies import ActionFailure, Fault, Restored
+
+RENDER_SECONDS = 5.0
+"""For each of the two questions it takes to know a prompt's tokens."""
 
 DIED = "the server died while restoring it"
 
@@ -64,10 +71,12 @@ class Restorer:
         self._verify = verify
         self._timeout_seconds = timeout_seconds
 
-    async def restore(self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision) -> Restoration:
+    async def restore(
+        self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision, asked: Asked | None = None
+    ) -> Restoration:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
 
-        `base` is the lowest revision that the session's stay may begin with.
+        `base` is the lowest revision that the session's stay may begin with, `asked` the request it is for.
         """
         found = await self._find(slot, epoch, key)
         if isinstance(found, Restoration):
@@ -75,6 +84,8 @@ class Restorer:
                 self._tell(slot, key, found, 0.0)
             return found
         job = found
+        if (obstacle := await self._obstacle(job.generation, asked)) is not None:
+            return Restoration(RestoreOutcome.NOT_EXTENDED, detail=obstacle)
         began = self._p.clock.now()
         self._p.emit(RestoreStarted(self._p.server, slot, short(key)))
         result = await self._run(job, base)
@@ -125,6 +136,31 @@ class Restorer:
             await self._p.store.invalidate(key, fingerprint, generation.name, reason)
             left = self._p.store.find(key, fingerprint)
         return Restoration(RestoreOutcome.SNAPSHOT_INVALID)
+
+    async def _obstacle(self, generation: Generation, asked: Asked | None) -> str | None:
+        """Why a memory that cannot roll back could not go on from this snapshot.
+
+        A restored sliding window that loses its newest tokens is *wrong*, not only useless, so there what
+        is not known to extend the snapshot is an obstacle. Elsewhere it costs a restore in vain.
+        """
+        kind = self._p.standing.facts.kind
+        if kind.may_roll_back or kind is MemoryKind.UNKNOWN:
+            return None
+        extends = await self._extends(generation, asked)
+        if extends or (extends is None and kind is not MemoryKind.SLIDING_WINDOW):
+            return None
+        known = "does not extend" if extends is False else "is not known to extend"
+        return f"the prompt {known} the {generation.tokens} tokens of the snapshot"
+
+    async def _extends(self, generation: Generation, asked: Asked | None) -> bool | None:
+        """Whether the prompt begins with all of the snapshot and goes on; None if that is not known."""
+        if generation.ids_digest is None or asked is None:
+            return None
+        ids = await prompt_ids(self._p.client, asked.label, asked.document, timeout=RENDER_SECONDS)
+        if isinstance(ids, NoBoundary):
+            return None
+        stored = generation.tokens
+        return len(ids) > stored and digest_of_ids(ids[:stored]) == generation.ids_digest
 
     async def _fault_in(
         self, key: SessionKey, fingerprint: Fingerprint, generation: Generation
@@ -186,7 +222,8 @@ class Restorer:
         if result.seconds is not None:
             self._p.actions.restore_rate.observe(result.size_bytes, result.seconds)
         revision = max(base, job.generation.revision)
-        occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens)
+        is_boundary = job.generation.form == "boundary"
+        occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens, is_boundary=is_boundary)
         if not self._p.table.restored(job.slot, job.epoch, occupancy):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
         fingerprint = job.fingerprint

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
@@ -238,6 +238,15 @@ class SlotTable:
 
     def start_saving(self, slot: SlotId, epoch: Epoch) -> bool:
         return self._moved(slot, epoch, SlotEvent.SAVE)
+
+    def reshaped(self, slot: SlotId, epoch: Epoch, tokens: int) -> bool:
+        """The occupant's slot was brought back to its first `tokens` tokens, which every next request of it
+        shares."""
+        held = self._current(slot, epoch)
+        if held is None or held.occupancy is None:
+            return False
+        held.occupancy = replace(held.occupancy, tokens=tokens, is_boundary=True)
+        return True
 
     def save_ended(self, slot: SlotId, epoch: Epoch) -> bool:
         """The server is done with the slot; what it wrote is another matter."""

@@ -61,6 +61,7 @@ class Facts:
     fingerprint: Fingerprint | None = None
     persistence: Persistence = field(default_factory=lambda: Persistence(PersistenceMode.UNKNOWN))
     kind: MemoryKind = MemoryKind.UNKNOWN
+    """What kind of memory the model has."""
     canary: str = ""
     """Its name, as in the fingerprint."""
     is_volatile: bool = False

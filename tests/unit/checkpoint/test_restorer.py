@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.restorer import DIED, NO_ROOM, Restoration
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.snapshots.canary import Canary
 from kvproxy.snapshots.fingerprint import Fingerprint
-from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest
+from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest, digest_of_ids
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted, TaskDied
 from kvproxy.upstream.breaker import BreakerState
 from kvproxy.upstream.replies import ActionFailure, Fault, Restored
@@ -356,3 +358,49 @@ async def test_a_mismatch_is_told_with_the_fields_that_differ() -> None:
     (ended,) = w.sink.of(RestoreEnded)
     assert (ended.outcome, ended.detail) == (O.FINGERPRINT_MISMATCH, "differs in model_path")
     assert w.sink.of(RestoreStarted) == []
+
+
+class TestExtended:
+    """Memory that cannot roll back goes on from a snapshot only if the prompt extends all of it."""
+
+    ASKED = Asked("chat/completions", {"messages": [{"role": "user", "content": "the same beginning"}]})
+    IDS = tuple(b"<user>the same beginning<assistant>")
+
+    def stored(self, ids: tuple[int, ...] | None, kind: MemoryKind) -> World:
+        w = world()
+        w.standing.set(kind=kind)
+        digest = None if ids is None else digest_of_ids(ids)
+        tokens = 10 if ids is None else len(ids)
+        w.keep(manifest_of(A, generation_of(tokens=tokens, ids_digest=digest, form="boundary")))
+        w.server.answer("restore", Restored(tokens, 5000))
+        return w
+
+    async def run(self, w: World, asked: Asked | None = ASKED) -> RestoreOutcome:
+        result = await w.restorer.restore(S0, w.table.epoch, A, Revision(0), asked)
+        return result.outcome
+
+    @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.RECURRENT, MemoryKind.SLIDING_WINDOW])
+    async def test_a_prompt_that_extends_it_is_restored_for(self, kind: MemoryKind) -> None:
+        w = self.stored(self.IDS[:-1], kind)
+        assert await self.run(w) is O.RESTORED
+        view = w.table.view(S0)
+        assert view.occupancy is not None
+        assert view.occupancy.is_boundary
+
+    @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.RECURRENT, MemoryKind.SLIDING_WINDOW])
+    @pytest.mark.parametrize("ids", [IDS, (*IDS[:-2], 0), (*IDS, 1)])
+    async def test_one_that_does_not_is_cold(self, kind: MemoryKind, ids: tuple[int, ...]) -> None:
+        w = self.stored(ids, kind)
+        assert await self.run(w) is O.NOT_EXTENDED
+        assert not any(line.startswith("restore") for line in w.log)
+        assert stored(w).current.is_valid
+
+    async def test_full_attention_is_restored_whatever_is_asked(self) -> None:
+        w = self.stored((*self.IDS, 1), MemoryKind.FULL)
+        assert await self.run(w) is O.RESTORED
+        assert "render" not in w.log
+
+    async def test_what_is_not_known_is_tried_but_never_with_a_sliding_window(self) -> None:
+        assert await self.run(self.stored(None, MemoryKind.HYBRID)) is O.RESTORED
+        assert await self.run(self.stored(None, MemoryKind.SLIDING_WINDOW)) is O.NOT_EXTENDED
+        assert await self.run(self.stored(self.IDS[:-1], MemoryKind.SLIDING_WINDOW), None) is O.NOT_EXTENDED
