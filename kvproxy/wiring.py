@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.errors import CapacityError, ErrorCode
-from kvproxy.identifiers import ServerName
+from kvproxy.identifiers import ServerName, SnapshotName
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.endpoints import LABELS
 from kvproxy.proxy.exchange import Exchange
@@ -37,6 +38,7 @@ from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
 from kvproxy.snapshots.memory_kind import kind_of_setting
+from kvproxy.snapshots.names import new_name
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.bus import EventBus
@@ -184,6 +186,7 @@ class Runtime:
                     self.bus.emit,
                     runtime_key=upstream.runtime_key,
                     setting=kind_of_setting(upstream.memory_kind),
+                    scratch=_Scratch(self),
                 ),
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
@@ -332,6 +335,19 @@ class Runtime:
                 needs_documents=lambda: self.shaper.is_needed,
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Files for a moment, of a runtime whose store and files are built later than what uses them."""
+
+    runtime: Runtime
+
+    def new_name(self) -> SnapshotName:
+        return new_name(self.runtime.store.owner)
+
+    async def delete(self, name: SnapshotName) -> bool:
+        return await self.runtime.files.delete(name)
 
 
 def _sentinel(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:

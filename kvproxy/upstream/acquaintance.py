@@ -13,10 +13,10 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kvproxy.errors import ErrorCode
-from kvproxy.identifiers import SlotId
+from kvproxy.identifiers import SlotId, SnapshotName
 from kvproxy.snapshots.canaries import NAME_DIGITS, Canaries, life_name, stand_in
 from kvproxy.snapshots.canary import Canary
 from kvproxy.snapshots.fingerprint import Fingerprint, fingerprint_of
@@ -25,9 +25,17 @@ from kvproxy.telemetry.events import Emit, Warned
 from kvproxy.upstream.adapters import ask_adapters
 from kvproxy.upstream.canary import ask_canary
 from kvproxy.upstream.client import Action, LlamaServer
-from kvproxy.upstream.facts import KEY_ADVICE, SAVE_PATH_ADVICE, Facts, Persistence, PersistenceMode
+from kvproxy.upstream.facts import (
+    KEY_ADVICE,
+    SAVE_PATH_ADVICE,
+    WINDOW_ADVICE,
+    Facts,
+    Persistence,
+    PersistenceMode,
+)
 from kvproxy.upstream.gguf import ModelTraits, read_model_traits
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Props, SlotInfo, Unavailable
+from kvproxy.upstream.reuse_probe import Reuse, probe_reuse
 
 ANSWER_SECONDS = 5.0
 """What is learned of a life is believed to its end, so a server that is only slow gets its time."""
@@ -77,6 +85,14 @@ class _Computed:
     leftover: Leftover | None = None
 
 
+class Scratch(Protocol):
+    """Files for a moment in the server's save directory."""
+
+    def new_name(self) -> SnapshotName: ...
+
+    async def delete(self, name: SnapshotName) -> object: ...
+
+
 class Introduction:
     """`setting` is the operator's word on the memory kind."""
 
@@ -88,12 +104,14 @@ class Introduction:
         *,
         runtime_key: str | None,
         setting: MemoryKind | None,
+        scratch: Scratch,
     ) -> None:
         self._client = client
         self._canaries = canaries
         self._emit = emit
         self._runtime_key = runtime_key
         self._setting = setting
+        self._scratch = scratch
 
     async def meet(self, props: Props, known: Facts) -> Acquaintance:
         """`known` are the facts of the life before, which may be the same process."""
@@ -188,7 +206,22 @@ class Introduction:
             canary=name,
         )
         kind = kind_from(None, traits.kind if traits else None, self._setting)
-        return Acquaintance(told.persistence, fingerprint, kind, name, computed.slots, computed.leftover)
+        persistence = told.persistence
+        if kind is MemoryKind.SLIDING_WINDOW and persistence.is_on and computed.leftover is None:
+            persistence = await self._prove_window(persistence, computed.slots)
+        return Acquaintance(persistence, fingerprint, kind, name, computed.slots, computed.leftover)
+
+    async def _prove_window(
+        self, persistence: Persistence, slots: tuple[SlotInfo, ...] | Unavailable
+    ) -> Persistence:
+        """Whether a restored window is reused; where no slot is empty the answers will have to tell."""
+        slot = slot_for_canary(slots)
+        if slot is None:
+            return persistence
+        name = self._scratch.new_name()
+        reuse = await probe_reuse(self._client, slot, name)
+        await self._scratch.delete(name)
+        return Persistence(PersistenceMode.OFF, WINDOW_ADVICE) if reuse is Reuse.NOTHING else persistence
 
 
 async def traits_of(props: Props, meta: Mapping[str, Any]) -> ModelTraits | None:

@@ -14,6 +14,10 @@ VOLATILE_ADVICE = (
     "start llama-server with an explicit -np N, or with --no-cache-idle-slots, or with --cache-ram 0"
 )
 NO_SLOTS_ADVICE = "GET /slots is switched off: start llama-server without --no-slots"
+WINDOW_ADVICE = (
+    "the model has a sliding window, of which nothing is reused after a restore: "
+    "start llama-server with --swa-full"
+)
 SAVE_PATH_ADVICE = "start llama-server with --slot-save-path DIR"
 KEY_ADVICE = "the server wants an API key for slot actions: set upstreams[].api_key"
 

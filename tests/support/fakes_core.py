@@ -261,6 +261,20 @@ class FakeFiles:
         return None
 
 
+@dataclass
+class FakeScratch:
+    """Names for a moment, and which were deleted."""
+
+    deleted: list[SnapshotName] = field(default_factory=list)
+
+    def new_name(self) -> SnapshotName:
+        return new_name(OWNER)
+
+    async def delete(self, name: SnapshotName) -> bool:
+        self.deleted.append(name)
+        return True
+
+
 class FakeStore:
     """A store without a disk. `fails` makes publications fail, `mark_fails` marks of a restore."""
 

@@ -19,8 +19,8 @@ from kvproxy.upstream.acquaintance import (
 )
 from kvproxy.upstream.facts import KEY_ADVICE, SAVE_PATH_ADVICE, Facts, PersistenceMode
 from kvproxy.upstream.gguf import read_model_traits
-from kvproxy.upstream.replies import ActionFailure, Adapter, Erased, Fault, Obstacle, Unavailable
-from tests.support.fakes_core import PROPS, UNREACHABLE, FakeServer, Late, Sink, idle, processing
+from kvproxy.upstream.replies import ActionFailure, Adapter, Completed, Erased, Fault, Obstacle, Unavailable
+from tests.support.fakes_core import PROPS, UNREACHABLE, FakeScratch, FakeServer, Late, Sink, idle, processing
 
 NEXT = replace(PROPS, marker="<__media_2__>")
 UNMARKED = replace(PROPS, marker="")
@@ -37,7 +37,12 @@ class Room:
         self.sink = Sink()
         self.canaries = canaries or Canaries()
         self.introduction = Introduction(
-            cast(Any, self.server), self.canaries, self.sink, runtime_key="mine", setting=setting
+            cast(Any, self.server),
+            self.canaries,
+            self.sink,
+            runtime_key="mine",
+            setting=setting,
+            scratch=FakeScratch(),
         )
 
     async def meet(self, props: Any = PROPS, known: Facts | None = None, **answers: object) -> Acquaintance:
@@ -245,3 +250,28 @@ def _huge(identity: Any) -> Any:
 def test_the_slot_for_a_canary_is_one_that_never_ran_or_was_erased() -> None:
     assert slot_for_canary((idle(0, tokens=0), idle(1, tokens=5))) == 0
     assert slot_for_canary(()) is None
+
+
+class TestWindow:
+    """A sliding window is asked once whether anything restored is reused."""
+
+    async def met(self, *, reused: int, slots: object = None) -> Acquaintance:
+        room = Room(setting=MemoryKind.SLIDING_WINDOW)
+        room.server.answer("complete", Completed(10, 0), Completed(1, reused))
+        return await room.meet(slots=slots or (idle(0), idle(1)))
+
+    async def test_one_that_reuses_nothing_is_off_and_names_the_flag(self) -> None:
+        met = await self.met(reused=0)
+        assert met.persistence.mode is PersistenceMode.OFF
+        assert "--swa-full" in met.persistence.reason
+
+    async def test_one_that_reuses_what_was_restored_is_on(self) -> None:
+        assert (await self.met(reused=79)).persistence.is_on
+
+    async def test_without_an_empty_slot_the_answers_will_have_to_tell(self) -> None:
+        assert (await self.met(reused=0, slots=FULL)).persistence.is_on
+
+    async def test_other_memory_is_not_asked(self) -> None:
+        room = Room(setting=MemoryKind.HYBRID)
+        await room.meet()
+        assert not any(entry.startswith("evaluate") for entry in room.server.log)

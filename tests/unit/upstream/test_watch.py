@@ -23,7 +23,19 @@ from kvproxy.upstream.facts import (
 )
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, Unavailable
 from kvproxy.upstream.watch import FRESH_SECONDS, Watch, WatchParts
-from tests.support.fakes_core import MAIN, PROPS, UNREACHABLE, A, Late, World, idle, processing, settle, stay
+from tests.support.fakes_core import (
+    MAIN,
+    PROPS,
+    UNREACHABLE,
+    A,
+    FakeScratch,
+    Late,
+    World,
+    idle,
+    processing,
+    settle,
+    stay,
+)
 from tests.support.proxy import eventually
 
 OTHER = replace(PROPS, marker="<__media_2__>")
@@ -55,7 +67,12 @@ class Room(World):
                 self.clock,
                 self.sink,
                 Introduction(
-                    cast(Any, self.server), self.canaries, self.sink, runtime_key=None, setting=None
+                    cast(Any, self.server),
+                    self.canaries,
+                    self.sink,
+                    runtime_key=None,
+                    setting=None,
+                    scratch=FakeScratch(),
                 ),
                 line_stands=lambda: self.line,
                 look=self._look,
