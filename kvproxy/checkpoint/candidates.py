@@ -58,8 +58,6 @@ class Chooser:
 
     def _identities(self, saved: Fingerprint, present: Fingerprint) -> tuple[Identity, Identity]:
         canaries = [self._canaries.canary(one.get(CANARY_FIELD)) for one in (saved, present)]
-        if saved.get(CANARY_FIELD) == present.get(CANARY_FIELD) and canaries[0] is not None:
-            canaries[1] = canaries[0]
         if None in canaries:
             # A name without its canary says whether it is the same one, and nothing more.
             return Identity(saved, canaries[0]), Identity(present, canaries[1])

@@ -16,7 +16,7 @@ import pytest
 from tests.acceptance.conftest import Measured
 from tests.support import variants
 from tests.support.daemon import Kvproxy
-from tests.support.load import Answer, Conversation, client
+from tests.support.load import CHAT, Answer, Conversation, client
 from tests.support.raw import free_port
 from tests.support.real import LlamaServer
 from tests.support.wiretap import Wiretap
@@ -188,3 +188,29 @@ async def test_a_real_model_with_another_kv_type_or_rope_is_never_given_the_snap
         assert await stage.told(chat_model, *flags) == MISMATCH
         assert await stage.difference() == "canary"
     assert await stage.told(chat_model, "-t", "2") == RESTORED
+
+
+async def drop(session: aiohttp.ClientSession) -> None:
+    """A client that leaves in mid-answer: a reason to look at the slots."""
+    wish = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 2000, "stream": True}
+    async with session.post(CHAT, json=wish, headers={"X-Session-Id": "leaver"}) as response:
+        assert b"data: " in await response.content.readline()
+        response.close()
+
+
+async def test_somebody_elses_request_in_a_slot_ends_the_stay_there(stage: Stage, model: Path) -> None:
+    async with stage.served(model, "-np", "3") as session:
+        await stage.one.turn(session)
+        await stage.kvproxy.flush()
+        (slot,) = [one["id"] for one in await stage.kvproxy.slots() if one["occupant"]]
+        await drop(session)
+        await stage.kvproxy.until_slots(lambda one: one["state"] in ("idle", "resident"))
+        async with client(f"http://127.0.0.1:{stage.port}") as direct:
+            body = {"prompt": "Somebody else.", "id_slot": slot, "n_predict": 2}
+            async with direct.post("/completion", json=body) as response:
+                assert (await response.json())["id_slot"] == slot
+        await drop(session)
+        (warned,) = await stage.kvproxy.until_events("kv.warning", 1)
+        assert f"seen in slot {slot}" in warned["message"]
+        back = await stage.one.turn(session)
+    assert (back.status, back.outcome) == (200, "restored")
