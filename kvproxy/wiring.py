@@ -60,6 +60,7 @@ class Runtime:
         self.bus = bus or EventBus()
         self.tasks = TaskSet(lambda name, error: self.bus.emit(TaskDied(name, error)))
         self.is_draining = False
+        self.is_ending = False
         self._build_listeners()
         self._build_server()
         self._build_persistence()
@@ -102,11 +103,12 @@ class Runtime:
             async with asyncio.timeout(max(0.0, until - self.clock.now() - reserve)):
                 await self.face.until_idle()
                 await self.desk.until_all_returned()
-        flushed = await self._flush(max(0.0, until - self.clock.now()), endings)
+        await self._flush(max(0.0, until - self.clock.now()), endings)
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - self.clock.now())):
                 await self.rounds.until_all_published()
-        return flushed
+        self.is_ending = True
+        return self.rounds.reckon(endings) if self.settings.checkpoint.on_shutdown else Flushed()
 
     async def stop(self) -> None:
         """End every task and connection. What is not saved is lost, and costs a cold prompt."""
@@ -116,10 +118,9 @@ class Runtime:
         await self.transport.close()
         await self.store.close()
 
-    async def _flush(self, seconds: float, endings: Endings) -> Flushed:
-        if not self.settings.checkpoint.on_shutdown:
-            return Flushed()
-        return await self.rounds.flush(Trigger.SHUTDOWN, seconds, wait_for_requests=False, endings=endings)
+    async def _flush(self, seconds: float, endings: Endings) -> None:
+        if self.settings.checkpoint.on_shutdown:
+            await self.rounds.flush(Trigger.SHUTDOWN, seconds, wait_for_requests=False, endings=endings)
 
     # -- building --------------------------------------------------------------------------------------------
 
@@ -257,7 +258,15 @@ class Runtime:
         )
         unpinned = UnpinnedRequests(holder, sender, self.preparer, self.probe)
         self.exchange = Exchange(
-            self.server, holder, sender, pinned, unpinned, self.registry, self.clock, self.bus.emit
+            self.server,
+            holder,
+            sender,
+            pinned,
+            unpinned,
+            self.registry,
+            self.clock,
+            self.bus.emit,
+            is_ending=lambda: self.is_ending,
         )
         self.admin = AdminFace(
             AdminParts(

@@ -10,13 +10,14 @@ turn) is handed with its lease to a task of the house.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.clock import Clock
-from kvproxy.errors import NotPinned, ReplyError, UpstreamError
+from kvproxy.errors import ErrorCode, NotPinned, ReplyError, UpstreamError
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
@@ -48,6 +49,8 @@ class Exchange:
     registry: SessionRegistry
     clock: Clock
     emit: Emit
+    is_ending: Callable[[], bool]
+    """Whether the time to drain is over: what still runs is cut off by us."""
 
     async def serve(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
         """The answer to a request that may run inference. Raises ReplyError where we answer instead."""
@@ -58,6 +61,8 @@ class Exchange:
             account.refused(error)
             raise
         except asyncio.CancelledError:
+            if self.is_ending():
+                account.cut_off(ErrorCode.DRAINING)
             account.client_left()
             raise
 
