@@ -18,7 +18,7 @@ from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
 from kvproxy.clock import Clock, SystemClock
-from kvproxy.errors import CapacityError, ErrorCode
+from kvproxy.errors import CapacityError, ErrorCode, StateDirError, StateDirTaken
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.endpoints import LABELS
@@ -69,8 +69,15 @@ class Runtime:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises StateDirError if the state directory is taken or unusable. An absent server is no error."""
-        await self.store.open()
+        """Raises StateDirTaken if another kvproxy uses the state directory. One that cannot be used only
+        means that nothing is saved; an absent server is no error."""
+        try:
+            await self.store.open()
+        except StateDirTaken:
+            raise
+        except StateDirError as error:
+            self.standing.obstacle = str(error)
+            self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
         for manifest in self.store.all():
             self.registry.adopt(
                 manifest.key,

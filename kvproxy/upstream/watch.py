@@ -258,6 +258,8 @@ class Watch:
 
     async def _find_persistence(self, props: Props) -> Persistence:
         known = self._p.standing.facts
+        if self._p.standing.obstacle:
+            return Persistence(PersistenceMode.OFF, self._p.standing.obstacle)
         if props.is_sleeping:  # asking would wake it
             return known.persistence
         failure = await self._p.client.actions_supported(ANSWER_SECONDS)
