@@ -58,8 +58,8 @@ def alter(file: Path, other: Path) -> None:
 
 
 async def files_of(stage: Stage, conversation: Conversation, *, is_visible: bool = True) -> list[Path]:
-    """The snapshots of a conversation that has left its slot, the newest last: once its last turn is
-    published, which a switch does not wait for, and hashed where kvproxy can see the files."""
+    """The snapshots of a conversation, the newest last: once what it left its slot with is published, which
+    a switch does not wait for, and hashed where kvproxy can see the files."""
     async with asyncio.timeout(15):
         while (generations := await published(stage, conversation, is_visible)) is None:  # noqa: ASYNC110 - another process sets no event
             await asyncio.sleep(0.02)
@@ -72,7 +72,8 @@ async def published(
     """The generations of a conversation; None while the newest is not complete."""
     (session,) = (await stage.kvproxy.session(conversation.name))["sessions"]
     generations = [one for manifest in session["snapshots"] for one in manifest["generations"]]
-    is_newest_there = any(one["revision"] == session["revision"] for one in generations)
+    left_with = session["revision"] - (session["slot"] is not None)  # one turn since, if it is back in a slot
+    is_newest_there = any(one["revision"] == left_with for one in generations)
     is_hashed = all(one["sha256"] or not is_visible for one in generations)
     return generations if is_newest_there and is_hashed else None
 
