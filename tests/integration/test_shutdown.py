@@ -230,3 +230,16 @@ async def test_a_second_signal_ends_it_within_a_second(tmp_path: Path) -> None:
         assert await daemon.stop() == 130
         assert asyncio.get_running_loop().time() - began < 1.0
         assert await first == 130
+
+
+async def test_a_save_that_hangs_does_not_hold_the_process_beyond_its_time(tmp_path: Path) -> None:
+    settings = (ENDLESS, "checkpoint.min_tokens=0")
+    async with FakeLlamaServer(slots=1, slot_dir=tmp_path) as fake:
+        async with Kvproxy(fake.base_url, tmp_path / "state", *settings) as daemon:
+            await ask(daemon, "alpha")
+            fake.faults.fail("save", Failure.HANG, times=1)
+            began = asyncio.get_running_loop().time()
+            assert await daemon.stop() == 1
+            assert asyncio.get_running_loop().time() - began < 2.0
+            assert "0 conversations, 1 could not be saved" in daemon.log()
+            await fake.restart()
