@@ -68,6 +68,7 @@ async def _serve(settings: Settings) -> int:
         await signals.first.wait()
         return await _stop(runtime, signals)
     finally:
+        runtime.is_ending = True
         await runner.cleanup()
         await runtime.stop()
 
@@ -117,14 +118,14 @@ async def _tell_verdict(runtime: Runtime, ready: asyncio.Event) -> None:
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first drains, the second ends."""
+    """SIGTERM, SIGINT and SIGHUP: the first drains, the second ends."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         if sys.platform != "win32":
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.add_signal_handler(number, self._got)
 
     def _got(self) -> None:

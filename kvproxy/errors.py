@@ -2,7 +2,8 @@
 
 KvproxyError
 ├── SettingsError     at start: exit code 2, names key, value and reason
-├── StateDirError     at start: the state directory cannot be used; exit code 1
+├── StateDirError     at start: the state directory cannot be used, so nothing is saved
+│   └── StateDirTaken     another kvproxy uses it; exit code 1
 ├── ReplyError        answered to the client by us, with a code, a status and perhaps Retry-After
 │   ├── CapacityError     429/503, ours: queue full, waited too long, draining
 │   └── UpstreamError     502/503, theirs: unreachable, broke off before it answered
@@ -54,6 +55,10 @@ class SettingsError(KvproxyError):
 
 class StateDirError(KvproxyError):
     """The state directory cannot be used."""
+
+
+class StateDirTaken(StateDirError):
+    """Another process uses the state directory."""
 
 
 class ReplyError(KvproxyError):

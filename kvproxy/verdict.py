@@ -30,7 +30,9 @@ def verdict_line(known: Known) -> tuple[int, str]:
     slots = facts.props.total_slots if facts.props else 0
     head = f"{slots} slots, {facts.model or 'unknown model'}"
     if not facts.persistence.is_on:
-        return logging.WARNING, f"{head}: conversations do not survive: {facts.persistence.reason}"
+        was_told = facts.persistence.reason == known.standing.obstacle
+        level = logging.INFO if was_told else logging.WARNING
+        return level, f"{head}: conversations do not survive: {facts.persistence.reason}"
     return logging.INFO, f"{head}: conversations are saved and restored; {_size(known, facts)}"
 
 

@@ -21,7 +21,7 @@ from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
-from kvproxy.errors import CapacityError, ErrorCode
+from kvproxy.errors import CapacityError, ErrorCode, StateDirError, StateDirTaken
 from kvproxy.identifiers import ServerName, SnapshotName
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.endpoints import LABELS
@@ -67,6 +67,7 @@ class Runtime:
         self.bus = bus or EventBus()
         self.tasks = TaskSet(lambda name, error: self.bus.emit(TaskDied(name, error)))
         self.is_draining = False
+        self.is_ending = False
         self._build_listeners()
         self._build_server()
         self._build_persistence()
@@ -75,10 +76,17 @@ class Runtime:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises StateDirError if the state directory is taken or unusable. An absent server is no error."""
-        await self.store.open()
-        if (complaint := await self.canaries.load()) is not None:
-            self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
+        """Raises StateDirTaken if another kvproxy uses the state directory. One that cannot be used only
+        means that nothing is saved; an absent server is no error."""
+        try:
+            await self.store.open()
+            if (complaint := await self.canaries.load()) is not None:
+                self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
+        except StateDirTaken:
+            raise
+        except StateDirError as error:
+            self.standing.obstacle = str(error)
+            self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
         for manifest in self.store.all():
             self.registry.adopt(
                 manifest.key,
@@ -111,11 +119,12 @@ class Runtime:
             async with asyncio.timeout(max(0.0, until - self.clock.now() - reserve)):
                 await self.face.until_idle()
                 await self.desk.until_all_returned()
-        flushed = await self._flush(max(0.0, until - self.clock.now()), endings)
+        await self._flush(max(0.0, until - self.clock.now()), endings)
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - self.clock.now())):
                 await self.rounds.until_all_published()
-        return flushed
+        self.is_ending = True
+        return self.rounds.reckon(endings) if self.settings.checkpoint.on_shutdown else Flushed()
 
     async def stop(self) -> None:
         """End every task and connection. What is not saved is lost, and costs a cold prompt."""
@@ -125,10 +134,9 @@ class Runtime:
         await self.transport.close()
         await self.store.close()
 
-    async def _flush(self, seconds: float, endings: Endings) -> Flushed:
-        if not self.settings.checkpoint.on_shutdown:
-            return Flushed()
-        return await self.rounds.flush(Trigger.SHUTDOWN, seconds, wait_for_requests=False, endings=endings)
+    async def _flush(self, seconds: float, endings: Endings) -> None:
+        if self.settings.checkpoint.on_shutdown:
+            await self.rounds.flush(Trigger.SHUTDOWN, seconds, wait_for_requests=False, endings=endings)
 
     # -- building --------------------------------------------------------------------------------------------
 
@@ -294,7 +302,15 @@ class Runtime:
         )
         unpinned = UnpinnedRequests(holder, sender, self.preparer, self.probe)
         self.exchange = Exchange(
-            self.server, holder, sender, pinned, unpinned, self.registry, self.clock, self.bus.emit
+            self.server,
+            holder,
+            sender,
+            pinned,
+            unpinned,
+            self.registry,
+            self.clock,
+            self.bus.emit,
+            is_ending=lambda: self.is_ending,
         )
         self.admin = AdminFace(
             AdminParts(

@@ -284,5 +284,5 @@ def _json(value: object, *, status: int = 200) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
 
 
-def _not_found(message: str, code: ErrorCode = ErrorCode.SLOT_NOT_FOUND) -> ReplyError:
+def _not_found(message: str, code: ErrorCode = ErrorCode.ROUTE_FORBIDDEN) -> ReplyError:
     return ReplyError(code, message, status=404)

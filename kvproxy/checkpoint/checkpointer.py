@@ -19,7 +19,7 @@ from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy, is_worth_saving
 from kvproxy.checkpoint.publisher import Checkpoint, Job, Publisher
 from kvproxy.checkpoint.shaper import Shape, Shaper
-from kvproxy.identifiers import Epoch, SlotId, SnapshotName, short
+from kvproxy.identifiers import Epoch, SessionKey, SlotId, SnapshotName, short
 from kvproxy.slots.leases import Lease
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
@@ -112,11 +112,16 @@ class Checkpointer:
         """Files that are being written, or may be by a save past its deadline, and have no manifest yet."""
         return set(self._names)
 
+    def may_save(self, key: SessionKey) -> bool:
+        """Whether this session's work is to be kept, on this server."""
+        session = self._p.registry.find(key)
+        is_wanted = session is None or session.may_persist
+        return is_wanted and self._p.standing.facts.persistence.is_on
+
     def _reason_to_skip(self, occupancy: Occupancy, trigger: Trigger) -> CheckpointOutcome | None:
-        session = self._p.registry.find(occupancy.session)
         if not occupancy.is_dirty:
             return CheckpointOutcome.CLEAN
-        if not self._p.standing.facts.persistence.is_on or (session is not None and not session.may_persist):
+        if not self.may_save(occupancy.session):
             return CheckpointOutcome.OFF
         if not self._p.actions.are_allowed:
             return CheckpointOutcome.BREAKER_OPEN

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
-from kvproxy.checkpoint.policy import CheckpointPolicy, Due, Pressure, next_due, save_ahead
+from kvproxy.checkpoint.policy import CheckpointPolicy, Due, Pressure, is_worth_saving, next_due, save_ahead
 from kvproxy.checkpoint.publisher import Checkpoint
 from kvproxy.clock import Clock
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import LeaseDesk
+from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 
@@ -109,13 +110,12 @@ class Rounds:
     async def save_session(self, session: SessionKey, timeout_seconds: float) -> Checkpoint:
         """Save a session where it lives, waiting for its request to end; CLEAN if it lives nowhere."""
         until = self._clock.now() + timeout_seconds
-        result = Checkpoint(CheckpointOutcome.CLEAN)
-        while (view := self._table.slot_of(session)) is not None and view.is_dirty:
+        while (view := self._table.slot_of(session)) is not None and (view.is_dirty or _runs(view)):
             result = await self.save_slot(view.id, Trigger.MANUAL)
             if result.outcome is not CheckpointOutcome.BUSY or self._clock.now() >= until:
                 return result
             await asyncio.sleep(FLUSH_LOOK_SECONDS)
-        return result
+        return Checkpoint(CheckpointOutcome.CLEAN)
 
     async def flush(
         self,
@@ -137,10 +137,11 @@ class Rounds:
             if self._desk.is_suspended and self._clock.now() >= patience:
                 endings.update({v.occupant: False for v in self._table.views() if v.is_dirty and v.occupant})
                 break
-            ready = [v for v in self._table.views() if v.is_dirty and _stay(v.id, v.occupancy) not in tried]
-            free = [v for v in ready if v.state is SlotState.RESIDENT and not v.is_leased]
+            views = [v for v in self._table.views() if v.is_dirty or (wait_for_requests and _runs(v))]
+            ready = [v for v in views if _stay(v.id, v.occupancy) not in tried]
+            free = [v for v in ready if _can_be_saved(v)]
             for view in free:
-                result = await self.save_slot(view.id, trigger)
+                result = await self._save_until(until, view.id, trigger)
                 if result.outcome is CheckpointOutcome.BUSY:
                     continue
                 tried.add(_stay(view.id, view.occupancy))
@@ -148,8 +149,47 @@ class Rounds:
             if not ready or not (free or wait_for_requests):
                 break
             await asyncio.sleep(FLUSH_LOOK_SECONDS)
-        saved = sum(endings.values())
-        return Flushed(saved, len(endings) - saved)
+        return _count(endings)
+
+    async def _save_until(self, until: float, slot: SlotId, trigger: Trigger) -> Checkpoint:
+        """Save one slot; TIMED_OUT if that is not over by `until`. The save itself goes on."""
+        try:
+            async with asyncio.timeout(max(0.0, until - self._clock.now())):
+                return await self.save_slot(slot, trigger)
+        except TimeoutError:
+            return Checkpoint(CheckpointOutcome.TIMED_OUT)
+
+    def reckon(self, endings: Endings) -> Flushed:
+        """What came of all in the end: work in a slot that nobody will save is lost."""
+        final = dict(endings)
+        for view in self._table.views():
+            if view.occupant is None or not self._checkpointer.may_save(view.occupant):
+                continue
+            if _runs(view) or self._is_unsaved(view):
+                final[view.occupant] = False
+            elif view.occupant in final and not view.is_dirty:
+                final[view.occupant] = True  # by a save that ended after the flush had given it up
+        return _count(final)
+
+    def _is_unsaved(self, view: SlotView) -> bool:
+        tokens = view.occupancy.tokens if view.occupancy else None
+        return view.is_dirty and is_worth_saving(tokens, self._policy)
+
+
+def _count(endings: Endings) -> Flushed:
+    saved = sum(endings.values())
+    return Flushed(saved, len(endings) - saved)
+
+
+def _runs(view: SlotView) -> bool:
+    """Whether a request of its occupant is in it, whose work will be dirty once it has ended."""
+    return view.occupant is not None and view.state in (SlotState.SERVING, SlotState.CANCELLING)
+
+
+def _can_be_saved(view: SlotView) -> bool:
+    """Now, or is being saved, which is joined."""
+    is_free = view.state is SlotState.RESIDENT and not view.is_leased
+    return is_free or view.state is SlotState.SAVING
 
 
 def _note(endings: Endings, session: SessionKey | None, outcome: CheckpointOutcome) -> None:

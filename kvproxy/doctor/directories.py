@@ -12,7 +12,9 @@ from kvproxy.snapshots.lock import StateLock
 
 STATE_DIRECTORY = "state directory"
 
-OTHER_STATE_DIR = Change("state_dir: DIR", "kvproxy does not start without a state directory of its own")
+OTHER_STATE_DIR = Change(
+    "state_dir: DIR", "nothing is saved without a state directory that kvproxy can write"
+)
 
 
 def check_state_dir(path: Path) -> Check:

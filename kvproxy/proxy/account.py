@@ -14,7 +14,7 @@ from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import Emit, RequestDone, RequestFailed, RestoreProvedIneffective
 from kvproxy.upstream.replies import Usage
 
-_FAILED_BY = {Ending.CLIENT_LEFT: "client", Ending.UPSTREAM_BROKE: "upstream"}
+WRITE_STALL = "write_stall"
 
 
 class Account:
@@ -36,6 +36,7 @@ class Account:
         self._stored_tokens: int | None = None
         self._usage: Usage | None = None
         self.tap = Tap(clock)
+        self._cut: str | None = None
         self.was_seen_running = False
         """The answer's headers came: the server had taken up the request."""
 
@@ -56,6 +57,10 @@ class Account:
 
     def sent(self) -> None:
         self._sent_at = self._clock.now()
+
+    def cut_off(self, code: str) -> None:
+        """It is we who end it here, not its client."""
+        self._cut = code
 
     def headers_came(self) -> None:
         self.was_seen_running = True
@@ -87,8 +92,10 @@ class Account:
 
     def done(self, response: RelayedResponse) -> None:
         verdict = self._judge()
-        if (source := _FAILED_BY.get(response.ending or Ending.COMPLETE)) is not None:
-            self._failed(source, response.ending or "")
+        if response.ending is Ending.CLIENT_LEFT:
+            self.client_left()
+        elif response.ending is Ending.UPSTREAM_BROKE:
+            self._failed("upstream", response.ending)
         now, first = self._clock.now(), self.tap.first_byte_at
         self._emit(
             RequestDone(
@@ -117,7 +124,11 @@ class Account:
         self._failed(source, error.code)
 
     def client_left(self) -> None:
-        self._failed("client", "client_left")
+        """The client's connection is gone: it left, or was cut off."""
+        if self._cut is not None:
+            self._failed("proxy", self._cut)
+        else:
+            self._failed("client", Ending.CLIENT_LEFT)
 
     def _judge(self) -> Verdict:
         verdict = verdict_of(self._preparation.outcome, self._stored_tokens, self.usage)

@@ -10,6 +10,7 @@ turn) is handed with its lease to a task of the house.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from aiohttp import web
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.clock import Clock
-from kvproxy.errors import NotPinned, ReplyError, UpstreamError
+from kvproxy.errors import ErrorCode, NotPinned, ReplyError, UpstreamError
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
@@ -49,6 +50,8 @@ class Exchange:
     registry: SessionRegistry
     clock: Clock
     emit: Emit
+    is_ending: Callable[[], bool]
+    """Whether the time to drain is over: what still runs is cut off by us."""
 
     async def serve(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
         """The answer to a request that may run inference. Raises ReplyError where we answer instead."""
@@ -59,6 +62,8 @@ class Exchange:
             account.refused(error)
             raise
         except asyncio.CancelledError:
+            if self.is_ending():
+                account.cut_off(ErrorCode.DRAINING)
             account.client_left()
             raise
 

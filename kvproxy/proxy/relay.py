@@ -158,11 +158,13 @@ async def relay(
     tap: Tap | None = None,
     on_headers: Callable[[], None] | None = None,
     stall: Stall | None = None,
+    on_stall: Callable[[], None] = lambda: None,
 ) -> RelayedResponse:
     """The whole of one answer; the result is what the request handler returns.
 
-    `on_headers` is called when the head has been written. Closes `upstream` unless it was read to its end.
-    A client that leaves while we read ends this by cancellation.
+    `on_headers` is called when the head has been written, `on_stall` before a client is cut off for not
+    reading. Closes `upstream` unless it was read to its end. A client that leaves while we read ends this by
+    cancellation.
     """
     response = RelayedResponse(
         status=upstream.status,
@@ -173,7 +175,7 @@ async def relay(
     response.headers.update(extra_headers)
     if tap is not None:
         tap.begin(upstream.headers.get("Content-Encoding"))
-    watch = _StallWatch(request, stall) if stall is not None else None
+    watch = _StallWatch(request, stall, on_stall) if stall is not None else None
     try:
         if await _send_head(request, response):
             if on_headers is not None:
@@ -192,9 +194,10 @@ class _StallWatch:
     One timer per answer, not one per write; the write that is cut then ends by cancellation or error.
     """
 
-    def __init__(self, request: web.BaseRequest, stall: Stall) -> None:
+    def __init__(self, request: web.BaseRequest, stall: Stall, on_stall: Callable[[], None]) -> None:
         self._request = request
         self._stall = stall
+        self._on_stall = on_stall
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
         self._timer = self._loop.call_later(stall.seconds, self._look)
@@ -212,6 +215,7 @@ class _StallWatch:
         blocked = 0.0 if self._since is None else self._loop.time() - self._since
         transport = self._request.transport
         if blocked >= self._stall.seconds and transport is not None and self._stall.applies():
+            self._on_stall()
             reset(transport)
             return
         due = self._stall.seconds - blocked

@@ -9,6 +9,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from kvproxy.errors import UpstreamError
+from kvproxy.proxy.account import WRITE_STALL
 from kvproxy.proxy.headers import upstream_headers
 from kvproxy.proxy.receive import stream_body
 from kvproxy.proxy.relay import Ending, RelayedResponse, relay
@@ -66,6 +67,7 @@ class Sender:
             extra_headers=account.headers() if self.shows_headers else {},
             tap=account.tap,
             stall=self.stall,
+            on_stall=lambda: account.cut_off(WRITE_STALL),
         )
         if response.ending is Ending.UPSTREAM_BROKE:
             self.watch.suspect()

@@ -24,8 +24,9 @@ HEADER_COUNT = 128
 IDLE_SECONDS = 75.0
 """A client's pooled connection outlives the usual 60 s of load balancers and SDKs, so they close first."""
 LINGER_SECONDS = 5.0
-SHUTDOWN_SECONDS = 2.0
-"""After the drain, which is ours and comes before, nothing is worth waiting for."""
+SHUTDOWN_SECONDS = 0.05
+"""After the drain, which is ours and comes before, nothing is worth waiting for. aiohttp spends it twice,
+and takes 0 for no limit at all."""
 
 _PROTOCOL: Mapping[str, Any] = {
     "auto_decompress": False,

@@ -85,6 +85,8 @@ class Keeper:
     async def sweep(self, *, dry_run: bool = False) -> tuple[SnapshotName, ...]:
         """Delete files of ours that no manifest names: what a kill left behind. The names that went, or in
         a dry run would have."""
+        if not self._store.is_open:
+            return ()  # whose files are ours is not known
         orphans = await self._files.orphans(self._known(), self._store.owner)
         if dry_run:
             return orphans

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from kvproxy.errors import StateDirError
+from kvproxy.errors import StateDirError, StateDirTaken
 
 _PID_BYTES = 32
 
@@ -23,7 +23,7 @@ class StateLock:
 
     @classmethod
     def acquire(cls, state_dir: Path) -> StateLock:
-        """StateDirError if another process holds it or the file cannot be opened. Blocks briefly."""
+        """StateDirTaken if another process holds it, StateDirError if it cannot be used. Blocks briefly."""
         path = state_dir / "lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -59,7 +59,7 @@ def _lock(descriptor: int, state_dir: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         pid = os.pread(descriptor, _PID_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
-        raise StateDirError(
+        raise StateDirTaken(
             f"state directory {state_dir} is in use by process {pid}; "
             "stop it, or give this one its own state_dir"
         ) from error

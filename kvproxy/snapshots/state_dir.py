@@ -32,12 +32,14 @@ MAX_OWNER_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was found. `complaints` are sentences for the operator, one per file that was put aside."""
+    """What was found. `complaints` are sentences for the operator, one per file that was put aside;
+    `owner_failure` says why the owner made now will not be known in the next life."""
 
     manifests: tuple[Manifest, ...]
     restoring: tuple[SnapshotName, ...]
     complaints: tuple[str, ...]
     owner: Owner
+    owner_failure: str | None = None
 
 
 def file_name(manifest: Manifest) -> str:
@@ -85,18 +87,20 @@ class StateDir:
                 manifests.append(found)
             else:
                 complaints.append(self._put_aside(path, found.reason))
-        owner = _read_owner(self._owner) or self._make_owner(complaints)
+        owner, owner_failure = self._own()
         restoring = tuple(SnapshotName(mark) for mark in marks if is_ours(mark))
-        return Loaded(tuple(manifests), restoring, tuple(complaints), owner)
+        return Loaded(tuple(manifests), restoring, tuple(complaints), owner, owner_failure)
 
-    def _make_owner(self, complaints: list[str]) -> Owner:
+    def _own(self) -> tuple[Owner, str | None]:
         """An owner for this life at least: on a full disk nothing else can be written either."""
+        if (known := _read_owner(self._owner)) is not None:
+            return known, None
         owner = new_owner()
         try:
             write_atomic(self._owner, f"{owner}\n".encode("ascii"))
         except OSError as error:
-            complaints.append(f"cannot write {self._owner}: {error.strerror or error}")
-        return owner
+            return owner, f"cannot write {self._owner}: {error.strerror or error}"
+        return owner, None
 
     def _put_aside(self, path: Path, reason: str) -> str:
         try:

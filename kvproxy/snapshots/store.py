@@ -97,13 +97,15 @@ class SnapshotStore:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Lock the state directory and read it. StateDirError if it is taken or cannot be used."""
+        """Lock the state directory and read it. StateDirTaken if it is in use, StateDirError if unusable."""
         self._lock, loaded = await asyncio.to_thread(_open, self._directory)
         self._owner = loaded.owner
         for manifest in loaded.manifests:
             self._index.put(manifest)
         for complaint in loaded.complaints:
             self._emit(Warned(complaint, ErrorCode.MANIFEST_INVALID))
+        if loaded.owner_failure is not None:
+            self._emit(Warned(loaded.owner_failure, ErrorCode.METADATA_IO))
         for name in loaded.restoring:
             await self._condemn(name)
         self._tell_totals()
@@ -131,6 +133,10 @@ class SnapshotStore:
         if self._owner is None:
             raise InvariantError("the store was never opened: whose files are its own is not known yet")
         return self._owner
+
+    @property
+    def is_open(self) -> bool:
+        return self._lock is not None
 
     # -- questions -----------------------------------------------------------------------------------------
 
@@ -234,7 +240,7 @@ class SnapshotStore:
             if self._index.holding(publication.generation.name) is not None:
                 return StoreFailure(f"{publication.generation.name} is published already")
             new = _succeed(old, publication, self._clock.wall())
-            if failure := await self._write(new):
+            if failure := await self._write(new, is_told=True):
                 return failure
             kept = {one.name for one in new.generations}
             was = old.generations if old is not None else ()
@@ -302,9 +308,9 @@ class SnapshotStore:
             if latest is not None:
                 await self._write(latest)
 
-    async def _write(self, manifest: Manifest) -> StoreFailure | None:
+    async def _write(self, manifest: Manifest, *, is_told: bool = False) -> StoreFailure | None:
         self._unwritten.pop(file_name(manifest), None)
-        failure = await self._on_disk(self._directory.write, manifest)
+        failure = await self._on_disk(self._directory.write, manifest, is_told=is_told)
         if failure is None:
             self._is_failing = False
             self._index.put(self._with_latest_use(manifest))
@@ -326,14 +332,18 @@ class SnapshotStore:
             self._unwritten.pop(file_name(manifest), None)
         return failure
 
-    async def _on_disk(self, work: Callable[[T], str | None], subject: T) -> StoreFailure | None:
+    async def _on_disk(
+        self, work: Callable[[T], str | None], subject: T, *, is_told: bool = False
+    ) -> StoreFailure | None:
+        """`is_told`: the caller tells of a failure itself, as a save does that could not be published."""
         if self._lock is None:
             # Another process may own the directory by now.
             return StoreFailure("the store is not open")
         reason = await asyncio.to_thread(work, subject)
         if reason is None:
             return None
-        self._warn(reason)
+        if not is_told:
+            self._warn(reason)
         return StoreFailure(reason)
 
     def _warn(self, reason: str) -> None:

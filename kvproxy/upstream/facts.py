@@ -89,6 +89,8 @@ class Standing:
 
     def __init__(self) -> None:
         self.facts = Facts()
+        self.obstacle = ""
+        """Why nothing can be kept, whatever the server allows; set at start, if at all."""
 
     def set(self, **changes: object) -> None:
         self.facts = replace(self.facts, **changes)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.clock import Clock
 from kvproxy.errors import UpstreamError
@@ -231,6 +231,8 @@ class Watch:
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
         self._is_suspect = self._is_changed = False
+        if self._p.standing.obstacle:
+            met = replace(met, persistence=Persistence(PersistenceMode.OFF, self._p.standing.obstacle))
         self._p.standing.facts = _facts(props, met)
         self._lives += 1
         mode, is_restart = met.persistence.mode, self._lives > 1

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,11 +57,25 @@ def alter(file: Path, other: Path) -> None:
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-async def files_of(stage: Stage, conversation: Conversation) -> list[Path]:
-    """The snapshots of a conversation, the newest last."""
+async def files_of(stage: Stage, conversation: Conversation, *, is_visible: bool = True) -> list[Path]:
+    """The snapshots of a conversation, the newest last: once what it left its slot with is published, which
+    a switch does not wait for, and hashed where kvproxy can see the files."""
+    async with asyncio.timeout(15):
+        while (generations := await published(stage, conversation, is_visible)) is None:  # noqa: ASYNC110 - another process sets no event
+            await asyncio.sleep(0.02)
+    return [stage.slot_dir / one["name"] for one in sorted(generations, key=lambda one: one["saved_at"])]
+
+
+async def published(
+    stage: Stage, conversation: Conversation, is_visible: bool
+) -> list[dict[str, Any]] | None:
+    """The generations of a conversation; None while the newest is not complete."""
     (session,) = (await stage.kvproxy.session(conversation.name))["sessions"]
     generations = [one for manifest in session["snapshots"] for one in manifest["generations"]]
-    return [stage.slot_dir / one["name"] for one in sorted(generations, key=lambda one: one["saved_at"])]
+    left_with = session["revision"] - (session["slot"] is not None)  # one turn since, if it is back in a slot
+    is_newest_there = any(one["revision"] == left_with for one in generations)
+    is_hashed = all(one["sha256"] or not is_visible for one in generations)
+    return generations if is_newest_there and is_hashed else None
 
 
 @pytest.mark.parametrize("damage", [delete, shorten_by_one, halve, empty, replace, alter])
@@ -111,7 +126,7 @@ async def test_a_file_that_kills_the_server_does_so_once(set_stage: SetStage) ->
     async with client(stage.url) as session:
         await victim.turn(session)
         await other.turn(session)
-        (file,) = await files_of(stage, victim)
+        (file,) = await files_of(stage, victim, is_visible=False)
         shorten_by_one(file, file)
         fatal = await victim.turn(session)
         assert fatal.status in (502, 503)

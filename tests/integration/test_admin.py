@@ -112,6 +112,24 @@ async def test_a_save_on_demand_waits_for_the_request_that_runs(tmp_path: Path) 
         assert result["tokens"] == len(here.fake.slots[0].tokens)
 
 
+@pytest.mark.parametrize("path", ["sessions/alpha/save", "flush"])
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_save_on_demand_waits_for_a_request_that_found_nothing_unsaved(
+    tmp_path: Path, path: str, is_new: bool
+) -> None:
+    async with house(tmp_path, token_delay=0.005) as here:
+        if not is_new:
+            await here.proxy.turn(Talk("alpha", predict=2))
+            await here.proxy.admin("POST", "flush")
+        async with here.proxy.stream(Talk("alpha", predict=40)) as stream:
+            await stream.first()
+            save = asyncio.create_task(here.proxy.admin("POST", path))
+            await stream.rest()
+        assert (await save).status == 200
+        assert here.proxy.heard(CheckpointEnded)[-1].tokens == len(here.fake.slots[0].tokens)
+        assert not (await here.proxy.status())["servers"][0]["slots"][0]["dirty"]
+
+
 async def test_a_save_on_demand_that_fails_says_so(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         await here.proxy.turn(Talk("alpha"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome
-from kvproxy.errors import StateDirError
 from kvproxy.telemetry.events import CheckpointEnded, PersistenceRecovered, PersistenceTripped, Warned
+from kvproxy.verdict import verdict_line
 from tests.fakes.faults import Failure, Faults
+from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.proxy import House, KvProxy, house, make_settings
 from tests.support.talk import Talk
 
@@ -184,7 +186,9 @@ async def test_a_strict_proxy_refuses_rather_than_lose_what_it_cannot_save(tmp_p
         assert (await here.proxy.turn(b)).status == 200
 
 
-async def test_a_state_directory_that_takes_nothing_costs_snapshots_and_one_warning(tmp_path: Path) -> None:
+async def test_a_state_directory_that_takes_nothing_costs_snapshots_and_one_warning_each(
+    tmp_path: Path,
+) -> None:
     async with house(tmp_path, **FAST) as here:
         shut(here.state_dir / "manifests")
         for _ in range(2):
@@ -193,7 +197,7 @@ async def test_a_state_directory_that_takes_nothing_costs_snapshots_and_one_warn
                 assert (answer.status, answer.outcome) == (200, "cold")
         await here.proxy.at_rest()
         assert set(endings(here)) == {CheckpointOutcome.STORE_FAILED}
-        assert len(here.proxy.heard(Warned)) == 1
+        assert here.proxy.heard(Warned) == []  # the save's own line tells of it
         assert here.files == []
 
 
@@ -222,12 +226,21 @@ async def test_a_save_directory_that_does_not_exist_is_told_at_the_start(tmp_pat
         assert (await here.proxy.turn(Talk("alpha"))).status == 200
 
 
-async def test_a_state_directory_below_a_file_refuses_the_start_and_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_state_directory_that_cannot_be_made_costs_snapshots_and_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    settings = make_settings("http://127.0.0.1:1", tmp_path / "file" / "state")
-    with pytest.raises(StateDirError, match="state_dir"):
-        async with KvProxy(settings):
-            pass
+    async with FakeLlamaServer(slots=1, slot_dir=tmp_path) as fake:
+        async with KvProxy(make_settings(fake.base_url, tmp_path / "file" / "state", **FAST)) as proxy:
+            await proxy.ready()
+            for name in ("alpha", "beta", "alpha"):
+                answer = await proxy.turn(Talk(name))
+                assert (answer.status, answer.outcome) == (200, "cold")
+            assert (await proxy.admin("POST", "gc")).status == 200
+            (warning,) = proxy.heard(Warned)
+            assert (warning.code, "set state_dir" in warning.message) == ("KV_METADATA_IO", True)
+            persistence = (await proxy.status())["servers"][0]["persistence"]
+            assert persistence["mode"] == "off"
+            assert persistence["reason"] in warning.message
+            assert verdict_line(proxy.runtime)[0] == logging.INFO
 
 
 def shut(directory: Path) -> None:

@@ -261,8 +261,9 @@ async def _another_stream_works(front: Front) -> None:
         await asyncio.wait_for(other.exactly(1 << 20), 10)
 
 
-async def cut_offs(patience: Patience, until: Callable[[Front], bool]) -> int:
-    """How many handlers were cancelled for a client that never reads, by when `until` holds."""
+async def cut_offs(patience: Patience, until: Callable[[Front], bool]) -> tuple[int, int]:
+    """How many handlers were cancelled for a client that never reads, by when `until` holds, and how many
+    of them we said we cut off."""
 
     async def script(wire: Wire) -> None:
         await server.request(wire)
@@ -274,16 +275,16 @@ async def cut_offs(patience: Patience, until: Callable[[Front], bool]) -> int:
         async with connection(front.port, receive_buffer=1 << 14) as client:
             await client.send(POST)
             await eventually(lambda: until(front))
-            return front.cancelled
+            return front.cancelled, front.stalled
 
 
 async def test_a_client_that_stalls_while_others_wait_is_cut_off() -> None:
-    assert await cut_offs(Patience(waiting=True), lambda front: front.cancelled == 1) == 1
+    assert await cut_offs(Patience(waiting=True), lambda front: front.cancelled == 1) == (1, 1)
 
 
 async def test_a_client_that_stalls_while_nobody_waits_is_left_alone() -> None:
     patience = Patience(waiting=False)
-    assert await cut_offs(patience, lambda _: patience.asked >= 5) == 0
+    assert await cut_offs(patience, lambda _: patience.asked >= 5) == (0, 0)
 
 
 async def test_a_client_that_reads_is_never_cut_off_however_long_the_upstream_is_silent() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -16,7 +19,7 @@ from tests.fakes.faults import Failure
 from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.daemon import Kvproxy
 from tests.support.proxy import KvProxy, house
-from tests.support.talk import Talk, answer_of
+from tests.support.talk import Stream, Talk, answer_of
 
 
 async def test_what_is_dirty_is_saved_and_the_next_process_restores_it(tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ async def test_a_stream_that_does_not_end_cannot_hold_the_end_beyond_its_time(tm
             await stream.first()
             loop = asyncio.get_running_loop()
             began = loop.time()
-            assert await here.proxy.drain(1.0) == Flushed(saved=1)
+            assert await here.proxy.drain(1.0) == Flushed(saved=1, failed=1)
             assert 0.7 < loop.time() - began < 1.3
 
 
@@ -91,6 +94,27 @@ async def test_a_save_that_hangs_cannot_hold_the_end_for_long(tmp_path: Path) ->
         assert await here.proxy.drain(5.0) == Flushed(failed=1)
         assert loop.time() - began < 1.0
         await here.fake.restart()
+
+
+async def test_a_save_that_takes_longer_than_there_is_time_counts_as_lost(tmp_path: Path) -> None:
+    async with house(tmp_path, checkpoint={"timeout_seconds": 3}) as here:
+        await here.proxy.turn(Talk("alpha"))
+        here.fake.faults.fail("save", Failure.HANG, times=1)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert await here.proxy.drain(0.5) == Flushed(failed=1)
+        assert loop.time() - began < 0.8
+        await here.fake.restart()
+
+
+async def test_a_save_that_is_under_way_is_waited_for_and_counted(tmp_path: Path) -> None:
+    async with house(tmp_path, save_seconds=0.3) as here:
+        await here.proxy.turn(Talk("alpha"))
+        save = asyncio.create_task(here.proxy.admin("POST", "sessions/alpha/save"))
+        await here.proxy.until(lambda: here.proxy.slot_states == ["saving"])
+        assert await here.proxy.drain() == Flushed(saved=1)
+        assert (await save).body["saves"][0]["outcome"] == "published"
+        assert here.deeds == [("save", 0)]
 
 
 async def test_without_a_server_the_end_comes_at_once(tmp_path: Path) -> None:
@@ -166,3 +190,56 @@ async def ask(daemon: Kvproxy, name: str) -> tuple[str | None, str | None]:
     assert answer.status == 200
     assert talk.is_mine(answer.text)
     return answer.told
+
+
+ENDLESS = "server.drain_seconds=1"
+
+
+@asynccontextmanager
+async def one_endless_stream(tmp_path: Path, *settings: str) -> AsyncIterator[Kvproxy]:
+    """A daemon that relays a stream which will not end in time."""
+    talk = Talk("alpha", predict=5000)
+    async with (
+        FakeLlamaServer(slots=1, slot_dir=tmp_path, token_delay=0.02) as fake,
+        Kvproxy(fake.base_url, tmp_path / "state", *settings) as daemon,
+        aiohttp.ClientSession(daemon.base_url) as session,
+        session.post("/v1/chat/completions", json=talk.body(stream=True), headers=talk.headers) as response,
+    ):
+        await Stream(response).first()
+        yield daemon
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_stream_cut_by_the_end_is_our_doing_and_told_as_not_saved_in_time(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async with one_endless_stream(tmp_path, ENDLESS) as daemon:
+        began = asyncio.get_running_loop().time()
+        assert await daemon.stop(number) == 1
+        assert asyncio.get_running_loop().time() - began < 2.0
+        assert "0 conversations, 1 could not be saved" in daemon.log()
+        (failed,) = daemon.events("kv.request.failed")
+        assert (failed["source"], failed["code"]) == ("proxy", "KV_DRAINING")
+
+
+async def test_a_second_signal_ends_it_within_a_second(tmp_path: Path) -> None:
+    async with one_endless_stream(tmp_path, "server.drain_seconds=30") as daemon:
+        first = asyncio.create_task(daemon.stop())
+        await daemon.until_logged("shutting down")
+        began = asyncio.get_running_loop().time()
+        assert await daemon.stop() == 130
+        assert asyncio.get_running_loop().time() - began < 1.0
+        assert await first == 130
+
+
+async def test_a_save_that_hangs_does_not_hold_the_process_beyond_its_time(tmp_path: Path) -> None:
+    settings = (ENDLESS, "checkpoint.min_tokens=0")
+    async with FakeLlamaServer(slots=1, slot_dir=tmp_path) as fake:
+        async with Kvproxy(fake.base_url, tmp_path / "state", *settings) as daemon:
+            await ask(daemon, "alpha")
+            fake.faults.fail("save", Failure.HANG, times=1)
+            began = asyncio.get_running_loop().time()
+            assert await daemon.stop() == 1
+            assert asyncio.get_running_loop().time() - began < 2.0
+            assert "0 conversations, 1 could not be saved" in daemon.log()
+            await fake.restart()

@@ -81,11 +81,11 @@ class Kvproxy:
         """End it as a crash would (SIGKILL)."""
         await self._end(signal.SIGKILL)
 
-    async def stop(self) -> int:
-        """Ask it to end (SIGTERM) and wait; its exit code. Killed, and TimeoutError, if it does not."""
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end (by `number`) and wait; its exit code. Killed, and TimeoutError, if it does not."""
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                return await self._end(signal.SIGTERM)
+                return await self._end(number)
         except TimeoutError:
             await self.kill()
             raise
@@ -106,6 +106,11 @@ class Kvproxy:
             while len(found := self.events(name)) < count:  # noqa: ASYNC110 - as below
                 await asyncio.sleep(POLL_SECONDS)
         return found
+
+    async def until_logged(self, text: str, seconds: float = 5.0) -> None:
+        async with asyncio.timeout(seconds):
+            while text not in self.log():  # noqa: ASYNC110 - as below
+                await asyncio.sleep(POLL_SECONDS)
 
     async def status(self) -> dict[str, Any]:
         return await self._json("GET", "/kvproxy/status")

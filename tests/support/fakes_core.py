@@ -279,6 +279,7 @@ class FakeStore:
     """A store without a disk. `fails` makes publications fail, `mark_fails` marks of a restore."""
 
     owner = OWNER
+    is_open = True
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

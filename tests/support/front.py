@@ -32,6 +32,7 @@ class Front:
     stall: Stall | None = None
     endings: list[Ending | None] = field(default_factory=list)
     cancelled: int = 0
+    stalled: int = 0
     running: int = 0
     on_headers: Callable[[], None] | None = None
     port: int = 0
@@ -69,6 +70,9 @@ class Front:
         finally:
             self.running -= 1
 
+    def _stalled(self) -> None:
+        self.stalled += 1
+
     async def _exchange(self, request: web.BaseRequest) -> RelayedResponse:
         assert self._transport is not None
         body: Body
@@ -87,6 +91,7 @@ class Front:
             tap=Tap(SystemClock()),
             on_headers=self.on_headers,
             stall=self.stall,
+            on_stall=self._stalled,
         )
         self.endings.append(response.ending)
         return response

@@ -53,7 +53,13 @@ class Wire:
         """Close with RST instead of FIN."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.writer.transport.abort()
+        abort(self.writer.transport)
+
+
+def abort(transport: asyncio.WriteTransport) -> None:
+    """Close at once; harmless for a transport that is closed already, where asyncio's own may raise."""
+    if not transport.is_closing() or transport.get_write_buffer_size():
+        transport.abort()
 
 
 Script = Callable[[Wire], Awaitable[None]]
@@ -84,7 +90,7 @@ class RawServer:
         assert self._server is not None
         self._server.close()
         for wire in self.wires:
-            wire.writer.transport.abort()
+            abort(wire.writer.transport)
 
     async def _play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = Wire(reader, writer)
@@ -132,7 +138,7 @@ async def connection(port: int, *, receive_buffer: int | None = None) -> AsyncIt
     try:
         yield wire
     finally:
-        wire.writer.transport.abort()
+        abort(wire.writer.transport)
 
 
 def free_port() -> int:

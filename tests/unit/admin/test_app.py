@@ -217,7 +217,8 @@ class TestLooking:
     async def test_what_does_not_exist_is_not_found(self, method: str, path: str) -> None:
         room = Room()
         room.session(A)
-        assert (await room.refused(path, method=method)).status == 404
+        refusal = await room.refused(path, method=method)
+        assert (refusal.status, refusal.code) == (404, ErrorCode.ROUTE_FORBIDDEN)
 
 
 class TestActing:

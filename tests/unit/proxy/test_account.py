@@ -6,7 +6,7 @@ from multidict import CIMultiDict
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
 from kvproxy.errors import CapacityError, ErrorCode, UpstreamError
 from kvproxy.identifiers import Revision, SlotId
-from kvproxy.proxy.account import Account, refusal
+from kvproxy.proxy.account import WRITE_STALL, Account, refusal
 from kvproxy.proxy.call import Call
 from kvproxy.proxy.endpoints import classify
 from kvproxy.proxy.relay import Ending, RelayedResponse
@@ -181,6 +181,12 @@ class TestRefused:
         room = Room()
         room.account.client_left()
         assert room.sink.events == [RequestFailed(MAIN, "chat/completions", None, "client", "client_left")]
+
+    def test_a_client_that_we_cut_off_did_not_leave(self) -> None:
+        room = Room()
+        room.account.cut_off(WRITE_STALL)
+        room.account.client_left()
+        assert room.sink.events == [RequestFailed(MAIN, "chat/completions", None, "proxy", "write_stall")]
 
     def test_one_refused_before_it_had_an_account_is_told_the_same_way(self) -> None:
         error = CapacityError(ErrorCode.DRAINING, "shutting down")

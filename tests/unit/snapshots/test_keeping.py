@@ -58,6 +58,14 @@ async def test_nothing_goes_within_the_bounds() -> None:
     assert room.files.deleted == []
 
 
+async def test_nothing_is_swept_while_it_is_not_known_whose_files_are_ours() -> None:
+    room = Room()
+    room.store.is_open = False
+    room.files.left_behind = [new_name(OWNER)]
+
+    assert await room.keeper.sweep() == ()
+
+
 async def test_what_is_beyond_the_bounds_is_forgotten_and_its_file_deleted() -> None:
     room = Room(Bounds(max_snapshots=1))
     old = manifest_of(A, last_used_at=1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.errors import StateDirError
+from kvproxy.errors import StateDirError, StateDirTaken
 from kvproxy.snapshots import lock as module
 from kvproxy.snapshots.lock import StateLock
 
@@ -93,5 +93,5 @@ def test_a_full_disk_does_not_keep_us_from_locking(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(module.os, "pwrite", refuse)
 
-    with StateLock.acquire(tmp_path), pytest.raises(StateDirError, match="process unknown"):
+    with StateLock.acquire(tmp_path), pytest.raises(StateDirTaken, match="process unknown"):
         StateLock.acquire(tmp_path)

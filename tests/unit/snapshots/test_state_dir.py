@@ -222,4 +222,5 @@ def test_an_owner_that_cannot_be_written_serves_for_this_life_and_is_complained_
     loaded = state.load()
 
     assert is_owner(loaded.owner)
-    assert loaded.complaints == (f"cannot write {state.path / 'owner'}: Is a directory",)
+    assert loaded.complaints == ()
+    assert loaded.owner_failure == f"cannot write {state.path / 'owner'}: Is a directory"

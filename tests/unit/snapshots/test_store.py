@@ -560,6 +560,14 @@ class TestOpen:
         assert [one.code for one in sink.of(Warned)] == [ErrorCode.MANIFEST_INVALID] * 2
         assert sorted(os.listdir(tmp_path / "quarantine")) == ["one.json", "two.json"]
 
+    async def test_an_owner_that_cannot_be_written_is_no_invalid_manifest(self, tmp_path: Path) -> None:
+        (tmp_path / "owner").mkdir()
+        sink = Sink()
+
+        await (await opened(tmp_path, sink)).close()
+
+        assert [one.code for one in sink.of(Warned)] == [ErrorCode.METADATA_IO]
+
     async def test_a_directory_in_use_is_refused(self, store: SnapshotStore, tmp_path: Path) -> None:
         with pytest.raises(StateDirError, match=f"process {os.getpid()};"):
             await opened(tmp_path)
@@ -610,15 +618,24 @@ class TestTold:
     async def test_a_streak_of_failures_is_one_warning_and_the_next_streak_another(
         self, store: SnapshotStore, sink: Sink, tmp_path: Path
     ) -> None:
+        name = (await published(store)).manifest.current.name
         for _ in range(2):
             block(tmp_path)
-            await store.publish(publication())
+            await store.amend(KEY, FINGERPRINT, name, sha256="0" * 64)
             await store.mark_restoring(generation().name)
-            await store.publish(publication())
+            await store.amend(KEY, FINGERPRINT, name, sha256="0" * 64)
             unblock(tmp_path)
-            await published(store)
+            name = (await published(store)).manifest.current.name
 
         assert [one.code for one in sink.of(Warned)] == [ErrorCode.METADATA_IO] * 2
+
+    async def test_a_publication_that_fails_is_told_by_its_save_alone(
+        self, store: SnapshotStore, sink: Sink, tmp_path: Path
+    ) -> None:
+        block(tmp_path)
+
+        assert isinstance(await store.publish(publication()), StoreFailure)
+        assert sink.of(Warned) == []
 
     async def test_each_change_tells_the_totals_after_it(self, store: SnapshotStore, sink: Sink) -> None:
         name = (await published(store)).manifest.current.name
