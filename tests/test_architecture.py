@@ -74,6 +74,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "upstream.canary",
         "upstream.adapters",
         "upstream.transport",
+        "upstream.unreachable",
         "upstream.sentinel",
         "upstream.gguf",
         "snapshots.atomic",

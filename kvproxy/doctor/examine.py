@@ -61,7 +61,8 @@ class _Examination:
         slots = await self._client.slots(QUESTION_SECONDS)
         self._checks.append(verdicts.judge_slots_api(slots))
         self._checks.append(verdicts.judge_save_path(await self._client.actions_supported(QUESTION_SECONDS)))
-        self._checks.append(verdicts.judge_numbers(props))
+        limit = (await self._client.model_meta(QUESTION_SECONDS)).get("n_ctx_train")
+        self._checks.append(verdicts.judge_numbers(props, limit if isinstance(limit, int) else None))
         return None if isinstance(slots, Unavailable) else slots
 
     async def _probe(
