@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from kvproxy.doctor.sizes import count
 from kvproxy.errors import KvproxyError
 from kvproxy.proxy.server import create_runner, require_c_parser
 from kvproxy.settings.address import Address
@@ -89,7 +90,8 @@ async def _listen(runner: web.ServerRunner, settings: Settings) -> None:
 async def _stop(runtime: Runtime, signals: _Signals) -> int:
     """Drain within the budget; a second signal ends it at once."""
     budget = runtime.settings.server.drain_seconds
-    log.info("shutting down: %d requests run, %g seconds at most", runtime.face.running, budget)
+    under_way = count(runtime.face.running, "request")
+    log.info("shutting down: %s under way, %g s at most", under_way, budget)
     drain = runtime.tasks.spawn(runtime.drain(budget), name="drain")
     hurry = runtime.tasks.spawn(signals.second.wait(), name="second signal")
     await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +99,8 @@ async def _stop(runtime: Runtime, signals: _Signals) -> int:
         log.warning("second signal: stopped without saving what was dirty")
         return AT_ONCE
     flushed = drain.result()
-    log.info("saved %d conversations, %d could not be saved", flushed.saved, flushed.failed)
+    saved = count(flushed.saved, "conversation")
+    log.info("saved %s, %d could not be saved", saved, flushed.failed)
     return DONE if not flushed.failed else FAILED
 
 
@@ -113,7 +116,7 @@ async def _tell_verdict(runtime: Runtime, ready: asyncio.Event) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(VERDICT_WAIT_SECONDS):
             await ready.wait()
-    level, line = verdict_line(runtime)
+    level, line = verdict_line(runtime, await runtime.files.check_usable())
     log.log(level, "%s", line)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from kvproxy.doctor.sizes import human
+from kvproxy.doctor.sizes import count, human
 from kvproxy.settings.model import Settings
 from kvproxy.snapshots.store import SnapshotStore
-from kvproxy.upstream.facts import Facts, Standing
+from kvproxy.upstream.facts import Facts, ServerState, Standing, cannot_be_reached
 
 
 class Known(Protocol):
@@ -22,17 +22,22 @@ class Known(Protocol):
     def store(self) -> SnapshotStore: ...
 
 
-def verdict_line(known: Known) -> tuple[int, str]:
-    """The log level and the line."""
+def verdict_line(known: Known, snapshot_dir_fault: str | None = None) -> tuple[int, str]:
+    """The log level and the line. `snapshot_dir_fault` says why that directory cannot be used, if so."""
     facts = known.standing.facts
+    if facts.state is ServerState.UNREACHABLE:
+        return logging.WARNING, cannot_be_reached(known.settings.upstreams[0].url, facts.reason)
     if not facts.state.has_slots:
         return logging.WARNING, f"the server is {facts.state}: {facts.reason}"
     slots = facts.props.total_slots if facts.props else 0
-    head = f"{slots} slots, {facts.model or 'unknown model'}"
+    head = f"{count(slots, 'slot')}, {facts.model or 'unknown model'}"
     if not facts.persistence.is_on:
         was_told = facts.persistence.reason == known.standing.obstacle
         level = logging.INFO if was_told else logging.WARNING
         return level, f"{head}: conversations do not survive: {facts.persistence.reason}"
+    if snapshot_dir_fault is not None:
+        fault = f"snapshot_dir cannot be used: {snapshot_dir_fault}"
+        return logging.WARNING, f"{head}: conversations do not survive: {fault}"
     return logging.INFO, f"{head}: conversations are saved and restored; {_size(known, facts)}"
 
 

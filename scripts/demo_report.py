@@ -28,7 +28,7 @@ class Step:
 def head() -> str:
     groups = f"{'':{TITLE_WIDTH}} | {'through kvproxy':^39} | {'directly':^28} |"
     tokens = f"{'computed':>8} {'reused':>7} {'first word':>11}"
-    columns = f"{'step':{TITLE_WIDTH}} | {'outcome':<10} {tokens} | {tokens} | sooner by"
+    columns = f"{'step':{TITLE_WIDTH}} | {'outcome':<10} {tokens} | {tokens} | first word comes"
     return f"{groups}\n{columns}\n{'-' * len(columns)}"
 
 
@@ -43,9 +43,11 @@ def _numbers(answer: Answer) -> str:
 
 
 def ratio(step: Step) -> str:
-    """How much sooner the first word came than directly; below 1 it came later."""
-    times = step.direct.first_word_seconds / max(step.proxied.first_word_seconds, 1e-9)
-    return f"{times:5.1f} x" if times >= 1 else f"{times:6.2f} x"
+    """How much sooner or later than directly the first word came."""
+    direct, proxied = step.direct.first_word_seconds, step.proxied.first_word_seconds
+    if proxied <= direct:
+        return f"{direct / max(proxied, 1e-9):5.1f} x sooner"
+    return f"{proxied / max(direct, 1e-9):5.1f} x later"
 
 
 def summary(steps: Iterable[Step]) -> str:

@@ -75,6 +75,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "upstream.canary",
         "upstream.adapters",
         "upstream.transport",
+        "upstream.unreachable",
         "upstream.sentinel",
         "upstream.reuse_probe",
         "upstream.gguf",

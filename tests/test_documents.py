@@ -7,19 +7,23 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from pydantic.fields import FieldInfo
 
+from kvproxy.checkpoint.outcome import Outcome, Reason, Verdict
 from kvproxy.cli.main import COMMANDS
+from kvproxy.sessions.session import SessionState
 from kvproxy.settings.load import load, read
 from kvproxy.settings.model import Section, Settings
 from kvproxy.settings.problems import keys
 from kvproxy.settings.unbuilt import UNBUILT
 from kvproxy.telemetry.lines import Line, line_of
 from kvproxy.telemetry.metrics import Metrics
+from kvproxy.upstream.facts import PersistenceMode
 from tests.unit.telemetry import samples
 
 ROOT = Path(__file__).parent.parent
@@ -179,6 +183,40 @@ def test_the_reference_names_no_event_and_no_metric_that_does_not_exist() -> Non
     named = {row.split("`")[1] for row in rows_of("docs/observability.md")}
     known = {row.split("`")[1] for row in [*metric_rows(), *event_rows()]}
     assert {name for name in named if name.startswith(("kv.", "kvproxy_"))} == known
+
+
+WORDS = {"outcome": Outcome, "reason": Reason, "verdict": Verdict, "session": SessionState} | {
+    "persistence": PersistenceMode
+}
+
+
+@pytest.mark.parametrize(("title", "words"), WORDS.items(), ids=WORDS)
+def test_every_word_of_status_and_headers_is_explained(title: str, words: type[StrEnum]) -> None:
+    text = text_of("docs/observability.md")
+    table = re.search(rf"^\| `?{title}`? \|.*\n\|---.*\n((?:\|.*\n)+)", text, re.MULTILINE | re.IGNORECASE)
+    assert table is not None
+    assert set(re.findall(r"^\| `([^`]+)`", table[1], re.MULTILINE)) == set(words)
+
+
+# Links
+
+DOCUMENTS = ("README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_relative_link_leads_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", text_of(name))
+    paths = [link.partition("#")[0] for link in links if "://" not in link]
+    missing = [path for path in paths if not (ROOT / name).parent.joinpath(path).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_to_a_heading_of_the_same_page_finds_it(name: str) -> None:
+    text = text_of(name)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
 
 
 # README.md

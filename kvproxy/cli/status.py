@@ -6,7 +6,7 @@ import argparse
 
 from kvproxy.cli.daemon_client import Json, add_daemon_arguments, as_json, client_from
 from kvproxy.cli.slots import slot_table
-from kvproxy.doctor.sizes import human
+from kvproxy.doctor.sizes import count, human
 
 NAME = "status"
 HELP = "Show the running daemon: server, persistence, slots, totals."
@@ -37,7 +37,7 @@ def _server(server: Json) -> str:
         f"  persistence {_with_reason(persistence['mode'], persistence['reason'])}",
         f"  memory {server['memory']['kind']}, canary {server['canary'] or 'not known'}",
         f"  breaker {server['breaker']}",
-        f"  {server.get('waiting', 0)} requests wait for a slot",
+        f"  {count(server.get('waiting', 0), 'request')} waiting for a slot",
     ]
     return "\n".join([*lines, slot_table(server["slots"])])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from kvproxy.doctor import findings, verdicts
 from kvproxy.doctor.check import Check, Report, Result, blocks, degraded, skipped
@@ -50,26 +52,28 @@ class _Examination:
     async def run(self, *, wants_probe: bool) -> Report:
         answer = await self._client.props(QUESTION_SECONDS)
         self._checks += verdicts.judge_props(self._settings.upstreams[0].url, answer)
-        slots = await self._look_at_slots(answer) if isinstance(answer, Props) else None
+        slots = None
         if isinstance(answer, Props):
-            self._checks.append(await self._look_at_memory(answer))
+            meta = await self._client.model_meta(QUESTION_SECONDS)
+            slots = await self._look_at_slots(answer, meta.get("n_ctx_train"))
+            self._checks.append(await self._look_at_memory(answer, meta))
         self._checks.append(await asyncio.to_thread(check_state_dir, self._settings.state_dir))
         probed = await self._probe(answer, slots, wants_probe=wants_probe)
         await self._judge(answer, probed)
         return Report(tuple(self._checks), is_proven=findings.is_proven(self._checks))
 
-    async def _look_at_slots(self, props: Props) -> tuple[SlotInfo, ...] | None:
+    async def _look_at_slots(self, props: Props, n_ctx_train: object) -> tuple[SlotInfo, ...] | None:
         if props.is_sleeping:
             self._checks += (verdicts.asleep(verdicts.SLOTS_API), verdicts.judge_numbers(props))
             return None
         slots = await self._client.slots(QUESTION_SECONDS)
         self._checks.append(verdicts.judge_slots_api(slots))
         self._checks.append(verdicts.judge_save_path(await self._client.actions_supported(QUESTION_SECONDS)))
-        self._checks.append(verdicts.judge_numbers(props))
+        self._checks.append(verdicts.judge_numbers(props, n_ctx_train))
         return None if isinstance(slots, Unavailable) else slots
 
-    async def _look_at_memory(self, props: Props) -> Check:
-        traits = await traits_of(props, await self._client.model_meta(QUESTION_SECONDS))
+    async def _look_at_memory(self, props: Props, meta: Mapping[str, Any]) -> Check:
+        traits = await traits_of(props, meta)
         setting = kind_of_setting(self._settings.upstreams[0].memory_kind)
         return verdicts.judge_memory(kind_from(None, traits.kind if traits else None, setting))
 

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from kvproxy.doctor.check import Change, Check, degraded, passed, skipped, unusable
 from kvproxy.doctor.sizes import count
 from kvproxy.snapshots.memory_kind import MemoryKind
+from kvproxy.upstream.facts import cannot_be_reached
 from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
 
 REACHABLE = "reachable"
@@ -38,7 +39,7 @@ def judge_props(url: str, answer: Props | Unavailable) -> tuple[Check, ...]:
             start = Change(
                 "llama-server --host HOST --port PORT, or upstreams[].url", "nothing answers at this address"
             )
-            return (unusable(REACHABLE, f"{url} does not answer: {answer.message}", start),)
+            return (unusable(REACHABLE, cannot_be_reached(url, answer.message), start),)
         case Obstacle.LOADING:
             return (
                 passed(REACHABLE, f"{url} answers"),
@@ -78,9 +79,12 @@ def judge_save_path(failure: ActionFailure | None) -> Check:
             return degraded(SAVE_PATH, f"slot actions do not work: {failure.message}")
 
 
-def judge_numbers(props: Props) -> Check:
-    """How many conversations fit at once, and how long they may be."""
+def judge_numbers(props: Props, n_ctx_train: object = None) -> Check:
+    """How many conversations fit at once, and how long they may be. `n_ctx_train` is the model's limit, to
+    which the server lowers a larger context without a word."""
     each = "unknown context" if props.n_ctx is None else f"{props.n_ctx} tokens each"
+    if props.n_ctx is not None and props.n_ctx == n_ctx_train:
+        each += " (the model's limit)"
     detail = f"{count(props.total_slots, 'slot')}, {each}"
     if props.total_slots == AUTOMATIC_SLOTS:
         detail += " (as many as llama-server takes without -np: give -np explicitly)"

@@ -117,6 +117,12 @@ class ClientFace:
         if not check_host(host, self._p.allowed_hosts):
             raise ReplyError(
                 ErrorCode.HOST_FORBIDDEN,
-                f"requests for the host {host!r} are not answered (security.allowed_hosts)",
+                _no_such_host(host),
                 status=403,
             )
+
+
+def _no_such_host(host: str | None) -> str:
+    if host is None:  # HTTP/1.1 without Host is no HTTP; HTTP/1.0 may leave it out
+        return "the request has no Host header: send one, or use HTTP/1.1, which always does"
+    return f"requests for the host {host!r} are not answered (security.allowed_hosts)"

@@ -146,7 +146,7 @@ class LeaseDesk:
         except TimeoutError:
             self._leave(waiter)
             raise CapacityError(
-                ErrorCode.QUEUE_TIMEOUT, f"no slot came free within {self._max_wait_seconds:g} seconds"
+                ErrorCode.QUEUE_TIMEOUT, f"no slot came free within {self._max_wait_seconds:g} s"
             ) from None
         except asyncio.CancelledError:
             self._leave(waiter)

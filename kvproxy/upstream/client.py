@@ -30,6 +30,7 @@ from kvproxy.upstream.replies import (
     SlotInfo,
     Unavailable,
 )
+from kvproxy.upstream.unreachable import why
 
 T = TypeVar("T")
 """`Saved`, `Restored` or `Erased`."""
@@ -106,6 +107,10 @@ class LlamaServer:
         self._cap_seconds = action_cap_seconds
         self._session: aiohttp.ClientSession | None = None
         self._actions = TaskSet(on_failure or _tell_loop)
+
+    @property
+    def base_url(self) -> str:
+        return self._base_url
 
     async def props(self, timeout: float = QUESTION_SECONDS) -> Props | Unavailable:
         """Does not wake a sleeping server."""
@@ -347,7 +352,7 @@ def _foreign(target: str) -> Unavailable:
 
 
 def _told(error: Exception) -> str:
-    return replies.one_line(str(error)) or type(error).__name__
+    return replies.one_line(why(error))
 
 
 def _tell_loop(name: str, error: BaseException) -> None:

@@ -22,6 +22,11 @@ SAVE_PATH_ADVICE = "start llama-server with --slot-save-path DIR"
 KEY_ADVICE = "the server wants an API key for slot actions: set upstreams[].api_key"
 
 
+def cannot_be_reached(url: str, reason: str) -> str:
+    """The one sentence for a server that is not there."""
+    return f"llama-server at {url} cannot be reached: {reason}"
+
+
 class ServerState(StrEnum):
     HEALTHY = "healthy"
     DEGRADED = "degraded"

@@ -21,6 +21,8 @@ from yarl import URL
 
 from kvproxy.errors import ReplyError, UpstreamError
 from kvproxy.proxy.guard import origin_form
+from kvproxy.upstream.facts import cannot_be_reached
+from kvproxy.upstream.unreachable import why
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 IDLE_SECONDS = 3.0
@@ -187,7 +189,7 @@ class Transport:
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamError(
-                f"no connection to the upstream: {error}",
+                cannot_be_reached(str(self._base), why(error)),
                 status=503,
                 retry_after_seconds=1,
                 was_sent=False,

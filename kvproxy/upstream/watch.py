@@ -33,6 +33,7 @@ from kvproxy.upstream.facts import (
     PersistenceMode,
     ServerState,
     Standing,
+    cannot_be_reached,
 )
 from kvproxy.upstream.replies import Erased, Obstacle, Props, SlotInfo, Unavailable
 
@@ -215,7 +216,9 @@ class Watch:
             self._p.standing.set(state=state, reason=reason)
         self._p.desk.suspend()
         if state is not ServerState.LOADING:
-            message = f"llama-server cannot be used: {reason}"
+            is_gone = state is ServerState.UNREACHABLE
+            url = self._p.client.base_url
+            message = cannot_be_reached(url, reason) if is_gone else f"llama-server cannot be used: {reason}"
             self._p.desk.refuse(UpstreamError(message, status=503, retry_after_seconds=1))
         if changed:
             self._p.emit(ServerUnavailable(self._p.server, state, reason))

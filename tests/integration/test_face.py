@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.proxy import house
+from tests.support.raw import connection
 from tests.support.talk import Talk
 
 
@@ -23,6 +25,14 @@ async def test_a_request_for_a_host_that_is_not_ours_is_refused(tmp_path: Path) 
         allowed = await here.proxy.post("/v1/chat/completions", a.body(), Host="kv.example:8090")
         assert allowed.status == 200
         assert (await here.proxy.get("/kvproxy/healthz", Host="10.0.0.7")).status == 200
+
+
+async def test_a_request_without_a_host_is_told_what_it_lacks(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, connection(here.proxy.port) as client:
+        await client.send(b"GET /health HTTP/1.0\r\n\r\n")
+        answer = await asyncio.wait_for(client.rest(), 10)
+    assert b" 403 " in answer
+    assert b"the request has no Host header: send one" in answer
 
 
 CLOSED = [

@@ -140,6 +140,7 @@ class FakeServer:
     answers: defaultdict[str, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
     patience: dict[str, float] = field(default_factory=dict)
     """The timeout of the last question of each kind."""
+    base_url: str = "http://llama:8080"
 
     def answer(self, verb: str, *answers: object) -> None:
         self.answers[verb] = deque(answers)

@@ -20,17 +20,36 @@ class Known:
     store: Any
 
 
-def verdict(world: World, *manifests: Manifest, quota: int = 10**9) -> tuple[int, str]:
+def verdict(
+    world: World, *manifests: Manifest, quota: int = 10**9, fault: str | None = None
+) -> tuple[int, str]:
     for manifest in manifests:
         world.keep(manifest)
-    settings = SimpleNamespace(retention=SimpleNamespace(max_total_bytes=quota))
-    return verdict_line(cast(Any, Known(settings, world.standing, world.store)))
+    settings = SimpleNamespace(
+        retention=SimpleNamespace(max_total_bytes=quota), upstreams=[SimpleNamespace(url="http://u")]
+    )
+    return verdict_line(cast(Any, Known(settings, world.standing, world.store)), fault)
 
 
 def test_a_server_that_is_not_there_is_a_warning_with_the_reason() -> None:
     world = World()
     world.standing.set(state=ServerState.UNREACHABLE, reason="connection refused")
-    assert verdict(world) == (logging.WARNING, "the server is unreachable: connection refused")
+    line = "llama-server at http://u cannot be reached: connection refused"
+    assert verdict(world) == (logging.WARNING, line)
+
+
+def test_a_server_that_loads_is_a_warning() -> None:
+    world = World()
+    world.standing.set(state=ServerState.LOADING, reason="Loading model")
+    assert verdict(world) == (logging.WARNING, "the server is loading: Loading model")
+
+
+def test_a_snapshot_directory_that_cannot_be_used_is_a_warning_that_names_it() -> None:
+    level, line = verdict(World(), fault="/gone: No such file or directory")
+    assert level == logging.WARNING
+    assert line.endswith(
+        "conversations do not survive: snapshot_dir cannot be used: /gone: No such file or directory"
+    )
 
 
 def test_a_server_that_cannot_save_is_a_warning_that_names_the_flag() -> None:

@@ -41,7 +41,7 @@ def test_it_shows_the_server_its_slots_and_what_was_saved(daemon: Daemon, ask: A
         "persistence plain\n",
         "memory hybrid, canary not known\n",
         "breaker closed\n",
-        "3 requests wait",
+        "3 requests waiting for a slot",
         "75 tokens reused (75.0%), 25 computed",
         "2 valid, 1 invalid, 3.0 kB",
     ):
@@ -55,6 +55,10 @@ def test_why_a_server_is_degraded_stands_beside_it() -> None:
     )
     assert "degraded (no path)" in text
     assert "persistence off (flag)" in text
+
+
+def test_one_of_a_thing_is_told_in_the_singular() -> None:
+    assert "1 request waiting" in status_text(status(waiting=1))
 
 
 def test_a_daemon_that_shuts_down_says_so() -> None:

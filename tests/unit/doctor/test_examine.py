@@ -128,3 +128,12 @@ async def test_a_wrong_snapshot_directory_is_named_and_its_disk_not_measured(
     assert check.name == "snapshot directory"
     assert "free on the disk" not in str(report.checks)
     assert any(check.name == "probe file" for check in report.checks)
+
+
+async def test_a_snapshot_directory_that_does_not_exist_is_a_warning(tmp_path: Path, slot_dir: Path) -> None:
+    async with FakeLlamaServer(slot_dir=slot_dir) as fake:
+        wrong = settings(fake.base_url, tmp_path, snapshot_dir=str(tmp_path / "gone"))
+        report = await examine(wrong, wants_probe=False)
+    (check,) = (check for check in report.checks if check.name == "snapshot directory")
+    assert check.result is Result.DEGRADED
+    assert check.detail == f"cannot be used: {tmp_path / 'gone'}: No such file or directory"

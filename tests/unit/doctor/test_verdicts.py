@@ -88,6 +88,16 @@ def test_four_slots_may_be_nobodys_choice() -> None:
     assert judge_numbers(replace(PROPS, total_slots=1, n_ctx=None)).detail == "1 slot, unknown context"
 
 
+def test_a_context_that_is_the_models_limit_is_said_to_be() -> None:
+    assert judge_numbers(PROPS, 8192).detail == "2 slots, 8192 tokens each (the model's limit)"
+    assert judge_numbers(PROPS, 8193).detail == "2 slots, 8192 tokens each"
+
+
+def test_a_server_that_is_not_there_is_told_in_one_sentence() -> None:
+    check = judge_props("http://u", Unavailable(Obstacle.UNREACHABLE, "connection refused"))[0]
+    assert check.detail == "llama-server at http://u cannot be reached: connection refused"
+
+
 def test_a_sleeping_server_is_not_said_to_be_well() -> None:
     assert asleep("slots API").result is Result.DEGRADED
 

@@ -23,8 +23,13 @@ def test_a_line_tells_both_ways_and_their_ratio() -> None:
         ["6", "goes", "on"],
         ["restored", "24", "1000", "0.50", "s"],
         ["1024", "0", "4.00", "s"],
-        ["8.0", "x"],
+        ["8.0", "x", "sooner"],
     ]
+
+
+def test_a_word_that_came_later_is_said_to_be_later() -> None:
+    assert demo_report.ratio(step(answer(24, 1000, 5.0))).split() == ["1.2", "x", "later"]
+    assert demo_report.ratio(step(answer(24, 1000, 4.0))).split() == ["1.0", "x", "sooner"]
 
 
 def test_lines_stand_under_their_columns() -> None:

@@ -95,9 +95,7 @@ async def test_a_server_that_does_not_answer_in_time_is_unreachable(connect: Con
 
 async def test_a_refused_connection_is_unreachable(server: RawServer, connect: Connect) -> None:
     await server.refuse()
-    props = await connect().props()
-    assert isinstance(props, Unavailable)
-    assert props.reason is Obstacle.UNREACHABLE
+    assert await connect().props() == Unavailable(Obstacle.UNREACHABLE, "connection refused")
 
 
 async def test_an_answer_cut_short_is_unreachable(server: RawServer, connect: Connect) -> None:

@@ -173,6 +173,8 @@ async def test_a_refused_connection_is_a_503_to_try_again(transport: Transport) 
     with pytest.raises(UpstreamError) as caught:
         await answer(transport)
     assert (caught.value.status, caught.value.retry_after_seconds) == (503, 1)
+    assert str(caught.value).endswith(" cannot be reached: connection refused")
+    assert str(caught.value).startswith("llama-server at http://127.0.0.1:")
 
 
 async def test_a_connection_that_is_never_accepted_is_a_503_within_the_connect_timeout() -> None:
