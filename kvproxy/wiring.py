@@ -228,6 +228,7 @@ class Runtime:
             self.checkpointer.names_in_flight,
         )
         self.checkpointer.publisher.published = self.keeper.look
+        self.checkpointer.room.make_room = self.keeper.collect
 
     def _ask_why_empty(self) -> None:
         self.tasks.spawn(self.watch.emptied(), name="ask why a slot is empty")

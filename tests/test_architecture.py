@@ -101,6 +101,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "snapshots.keeping",
         "checkpoint.checkpointer",
         "checkpoint.restorer",
+        "checkpoint.room",
         "upstream.watch",
         "upstream.probe",
         "upstream.volatility",

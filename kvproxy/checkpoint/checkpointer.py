@@ -16,6 +16,7 @@ from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy, is_worth_saving
 from kvproxy.checkpoint.publisher import Checkpoint, Job, Publisher
+from kvproxy.checkpoint.room import Room
 from kvproxy.identifiers import Epoch, SlotId, SnapshotName, short
 from kvproxy.slots.leases import Lease
 from kvproxy.slots.slot import Occupancy
@@ -36,6 +37,7 @@ class Checkpointer:
         self._in_flight: dict[SlotId, asyncio.Future[Checkpoint]] = {}
         self._names: set[SnapshotName] = set()
         self.publisher = Publisher(parts, self._published)
+        self.room = Room(parts.files, parts.store, parts.emit)
 
     async def save(self, slot: SlotId, epoch: Epoch, trigger: Trigger) -> Checkpoint:
         """Checkpoint `slot`, of which the caller holds a lease granted in `epoch`, to the end."""
@@ -146,6 +148,11 @@ class Checkpointer:
         self._p.emit(ended)
 
     async def _attempt(self, job: Job) -> Checkpoint | asyncio.Task[Checkpoint]:
+        if (lack := await self.room.lacks(job.fingerprint, job.occupancy.tokens)) is not None:
+            self._p.table.save_ended(job.slot, job.epoch)
+            return Checkpoint(CheckpointOutcome.NO_ROOM, detail=lack)
+        if job.epoch != self._p.table.epoch:
+            return Checkpoint(CheckpointOutcome.SUPERSEDED)
         attempt = await self._p.actions.run(
             lambda: self._p.client.start_save(job.slot, job.name),
             self._deadline(job),

@@ -198,6 +198,8 @@ class FakeFiles:
     left_behind: list[SnapshotName] = field(default_factory=list)
     seen: FileIdentity | None = None
     sha256: str | None = None
+    free: list[int | None] = field(default_factory=lambda: [None])
+    """Given in turn, the last one again and again."""
 
     async def verify_saved(self, name: SnapshotName, saved: Saved) -> Any:
         return await _answer(self.saved)
@@ -220,7 +222,7 @@ class FakeFiles:
         return tuple(name for name in self.left_behind if name not in known)
 
     async def free_bytes(self) -> int | None:
-        return None
+        return self.free.pop(0) if len(self.free) > 1 else self.free[0]
 
     async def check_usable(self) -> str | None:
         return None
