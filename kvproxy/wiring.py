@@ -198,6 +198,7 @@ class Runtime:
             self.bus.emit,
             slots_changed=self.desk.changed,
             emptied=self._ask_why_empty,
+            unable=self.watch.found_unable,
         )
         self.policy = _policy(settings.checkpoint)
         self.checkpointer = Checkpointer(

@@ -111,7 +111,8 @@ class Checkpointer:
         session = self._p.registry.find(occupancy.session)
         if not occupancy.is_dirty:
             return CheckpointOutcome.CLEAN
-        if not self._p.standing.facts.persistence.is_on or (session is not None and not session.may_persist):
+        may_save = self._p.standing.facts.persistence.may_save
+        if not may_save or (session is not None and not session.may_persist):
             return CheckpointOutcome.OFF
         if not self._p.actions.are_allowed:
             return CheckpointOutcome.BREAKER_OPEN
@@ -183,8 +184,10 @@ class Checkpointer:
             self._p.table.doubt(job.slot, job.epoch)
         else:
             self._p.table.save_ended(job.slot, job.epoch)
-        # A server that is gone, or that wants a key, says nothing about whether saving works.
-        is_silent = result.fault in (Fault.UNREACHABLE, Fault.UNAUTHORIZED)
+        if result.fault is Fault.UNSUPPORTED:
+            self._p.unable(job.epoch, result.message)
+        # A server that is gone, wants a key, or cannot do it at all says nothing of how well it does it.
+        is_silent = result.fault in (Fault.UNREACHABLE, Fault.UNAUTHORIZED, Fault.UNSUPPORTED)
         self._p.actions.judge(attempt, well=None if is_silent else False, reason=result.message)
         return Checkpoint(_OUTCOMES.get(result.fault, CheckpointOutcome.REFUSED), detail=result.message)
 
@@ -251,4 +254,5 @@ def _result_of(task: asyncio.Task[Checkpoint]) -> Checkpoint:
 _OUTCOMES = {
     Fault.TIMED_OUT: CheckpointOutcome.TIMED_OUT,
     Fault.UNREACHABLE: CheckpointOutcome.UNREACHABLE,
+    Fault.UNSUPPORTED: CheckpointOutcome.OFF,
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.clock import Clock
-from kvproxy.identifiers import ServerName
+from kvproxy.identifiers import Epoch, ServerName
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
@@ -36,6 +36,8 @@ class Parts:
     """Called when a slot became usable behind the back of every lease."""
     emptied: Callable[[], None]
     """Called when a slot that should have held tokens held none."""
+    unable: Callable[[Epoch, str], None]
+    """Called when the server said in that epoch that it cannot save or restore at all."""
 
     @property
     def is_serving(self) -> bool:

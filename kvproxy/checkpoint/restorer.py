@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvproxy.checkpoint.actions import Attempt, NotStarted
+from kvproxy.checkpoint.actions import ERASE_SECONDS, Attempt, NotStarted
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
@@ -129,6 +129,8 @@ class Restorer:
     async def _run(self, job: _Job, base: Revision) -> Restoration:
         if not self._p.table.start_restoring(job.slot, job.epoch):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
+        if self._p.table.speculates and (obstacle := await self._clear_draft(job)) is not None:
+            return obstacle
         if (failure := await self._p.store.mark_restoring(job.generation.name)) is not None:
             # Without the mark a file that kills the server would be restored after every restart.
             await self._p.store.clear_restoring(job.generation.name)
@@ -143,6 +145,21 @@ class Restorer:
         if not attempt.timed_out:
             await self._p.store.clear_restoring(job.generation.name)
         return result
+
+    async def _clear_draft(self, job: _Job) -> Restoration | None:
+        """Erase first where a draft model runs ahead: its memory is not in the file, and would stay that of
+        another text."""
+        attempt = await self._p.actions.run(
+            lambda: self._p.client.start_erase(job.slot), ERASE_SECONDS, lambda _: self._is_over(job)
+        )
+        self._p.actions.judge(attempt, well=None)
+        if attempt.succeeded:
+            return None
+        if attempt.timed_out:
+            self._p.table.doubt(job.slot, job.epoch)
+        else:
+            self._p.table.not_restored(job.slot, job.epoch, is_blank=False)
+        return Restoration(RestoreOutcome.REFUSED, detail="the slot could not be erased before the restore")
 
     def _deadline(self, job: _Job) -> float:
         return self._p.actions.deadline(
@@ -190,6 +207,10 @@ class Restorer:
                 await self._invalidate(job, DIED)
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.UNREACHABLE, detail=failure.message)
+        if failure.fault is Fault.UNSUPPORTED:
+            self._p.unable(job.epoch, failure.message)
+            self._p.actions.judge(attempt, well=None)
+            return Restoration(RestoreOutcome.OFF, detail=failure.message)
         if is_refusal and NO_ROOM not in failure.message:
             await self._invalidate(job, f"the server refused it: {failure.message}")
         # A file the server does not like says nothing about whether restoring works.
@@ -206,10 +227,13 @@ class Restorer:
     async def _invalidate(self, job: _Job, reason: str) -> None:
         await self._p.store.invalidate(job.key, job.fingerprint, job.generation.name, reason)
 
-    def _late(self, job: _Job, fate: Restored | ActionFailure) -> None:
-        """A restore past its deadline has ended: the slot holds who knows what, but nothing runs on it."""
+    def _is_over(self, job: _Job) -> None:
+        """An action past its deadline has ended: the slot holds who knows what, but nothing runs on it."""
         self._p.table.fate_known(job.slot, job.epoch)
         self._p.slots_changed()
+
+    def _late(self, job: _Job, fate: Restored | ActionFailure) -> None:
+        self._is_over(job)
         self._p.tasks.spawn(self._close(job, fate), name="late restore")
 
     async def _close(self, job: _Job, fate: Restored | ActionFailure) -> None:

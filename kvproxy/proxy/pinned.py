@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -22,6 +23,7 @@ from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Probe
+from kvproxy.upstream.replies import STALE_DRAFT
 from kvproxy.upstream.volatility import Volatility
 
 
@@ -86,7 +88,12 @@ class PinnedRequests:
             body = splice(call.body, lease.slot, cache_prompt=call.is_owner)
             if body is None:
                 raise InvariantError("a body that cannot be spliced was to be pinned")
-            response = await self.sender.send(run.visit, body, lambda: self.holder.desk.launched(lease))
+            response = await self.sender.send(
+                run.visit,
+                body,
+                lambda: self.holder.desk.launched(lease),
+                (lambda said: self._mend(lease, said)) if self.table.speculates else None,
+            )
             after = self._settle(run, response)
         except UpstreamError as error:
             if error.was_sent:
@@ -109,6 +116,10 @@ class PinnedRequests:
         if response.ending is not Ending.COMPLETE:
             self._dropped(run)
             return None
+        if self.table.speculates and run.visit.account.tap.ended_with(STALE_DRAFT):
+            # Every request that goes on from here would fail as this one did.
+            self.table.served(lease.slot, lease.epoch, None)
+            return None
         if response.status >= 400:
             # Refused, too long: the slot and its snapshot are as they were.
             self.table.served(lease.slot, lease.epoch, run.before)
@@ -123,6 +134,13 @@ class PinnedRequests:
         if changed is None:
             return None
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
+
+    async def _mend(self, lease: Lease, said: bytes) -> bool:
+        """Empty the slot after a failure that has no other cure; seen through when the client leaves."""
+        if STALE_DRAFT not in said:
+            return False
+        emptying = self.holder.tasks.spawn(self.preparer.empty(lease), name="empty a slot")
+        return await asyncio.shield(emptying)
 
     def _dropped(self, run: _Run) -> None:
         """The server may go on with it: the slot is nobody's until it was seen idle."""

@@ -61,12 +61,15 @@ class SlotTable:
         self.epoch = Epoch(0)
         self.last_switch: float | None = None
         """Monotonic seconds at which somebody last had to leave a slot."""
+        self.speculates = False
+        """Whether a draft model runs ahead of the slots."""
 
     # -- a life of the server --------------------------------------------------------------------------
 
     def begin_epoch(self, total_slots: int) -> Epoch:
         """Forget everything: `total_slots` slots of which nothing is known. Leases of before are void."""
         self.epoch = Epoch(self.epoch + 1)
+        self.speculates = False
         now = self._clock.now()
         self._slots = {SlotId(n): _Slot(SlotId(n), now) for n in range(total_slots)}
         return self.epoch
@@ -78,6 +81,7 @@ class SlotTable:
         sent or dropped since.
         """
         before = self.unsettled + self._unseen
+        self.speculates = any(info.is_speculative for info in infos)
         for info in infos:
             slot = self._slots.get(info.id)
             if slot is None or slot.since > asked_at:
@@ -182,6 +186,22 @@ class SlotTable:
             return False
         self._move(held, SlotEvent.BROKEN_OFF)
         held.settling, held.since = settling, self._clock.now()
+        return True
+
+    def start_emptying(self, slot: SlotId, epoch: Epoch) -> bool:
+        """`slot` is erased under the request it serves, which failed and is to be sent again."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        held.pending_actions += 1
+        held.met_doubt = True
+        return True
+
+    def emptied(self, slot: SlotId, epoch: Epoch) -> bool:
+        """That erase has ended in time."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        held.pending_actions -= 1
+        held.met_doubt = held.pending_actions > 0
         return True
 
     # -- a switch ----------------------------------------------------------------------------------------

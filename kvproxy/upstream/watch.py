@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.clock import Clock
-from kvproxy.errors import UpstreamError
-from kvproxy.identifiers import ServerName
+from kvproxy.errors import ErrorCode, UpstreamError
+from kvproxy.identifiers import Epoch, ServerName
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.fingerprint import fingerprint_of
 from kvproxy.tasks import TaskSet
-from kvproxy.telemetry.events import Emit, ServerReady, ServerUnavailable, VolatileSlotsSeen
+from kvproxy.telemetry.events import Emit, ServerReady, ServerUnavailable, VolatileSlotsSeen, Warned
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
@@ -47,6 +47,8 @@ _STATES = {
     Obstacle.LOADING: ServerState.LOADING,
     Obstacle.UNREACHABLE: ServerState.UNREACHABLE,
 }
+
+_UNSUPPORTED = ErrorCode.BACKEND_UNSUPPORTED
 
 _HIDDEN = (Obstacle.UNSUPPORTED, Obstacle.UNAUTHORIZED, Obstacle.NOT_LLAMA_SERVER)
 """Why `/slots` will not be seen in this life. Any other trouble passes."""
@@ -267,6 +269,16 @@ class Watch:
             # It did not say no. The next look asks again.
             return Persistence(PersistenceMode.UNKNOWN, failure.message)
         return Persistence(PersistenceMode.OFF, _advice(failure))
+
+    def found_unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
+        """What happened in `epoch` showed that restoring is of no use here, or cannot be done at all: off,
+        until another life of the server."""
+        if epoch != self._p.table.epoch or not self._p.standing.facts.persistence.is_on:
+            return
+        off = Persistence(PersistenceMode.OFF, reason, still_saves)
+        self._p.standing.set(state=ServerState.DEGRADED, reason=reason, persistence=off)
+        what = "nothing is restored" if still_saves else "nothing is saved or restored"
+        self._p.emit(Warned(f"{what} until the server is started again: {reason}", _UNSUPPORTED))
 
     def found_volatile(self) -> None:
         """The server was seen to clear idle slots: leave the choice of slots to it."""

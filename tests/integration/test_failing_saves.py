@@ -253,4 +253,5 @@ async def test_a_disk_without_room_costs_no_save_and_nobodys_answer(
         assert len(here.proxy.heard(Warned)) == 1
         monkeypatch.undo()
         await here.proxy.turn(a)
+        await here.proxy.at_rest()
         assert endings(here)[-1] == CheckpointOutcome.PUBLISHED

@@ -384,6 +384,7 @@ class World:
         self.registry = SessionRegistry(self.clock)
         self.changes = 0
         self.emptied = 0
+        self.unable: list[str] = []
         self.tasks = TaskSet(lambda name, error: self.sink(TaskDied(name, error)))
         self.desk = LeaseDesk(
             self.table, self.clock, max_waiting=8, max_wait_seconds=5.0, on_change=lambda: None
@@ -416,7 +417,13 @@ class World:
             self.sink,
             slots_changed=self._changed,
             emptied=self._emptied,
+            unable=self._unable,
         )
+
+    def _unable(self, epoch: Epoch, reason: str) -> None:
+        if epoch == self.table.epoch:
+            self.turn_off(reason)
+            self.unable.append(reason)
 
     def _changed(self) -> None:
         self.changes += 1

@@ -9,7 +9,7 @@ import pytest
 
 from kvproxy.errors import NotPinned, UpstreamError
 from kvproxy.slots.leases import Purpose, Want
-from kvproxy.telemetry.events import ServerReady, ServerUnavailable, VolatileSlotsSeen
+from kvproxy.telemetry.events import ServerReady, ServerUnavailable, VolatileSlotsSeen, Warned
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
     NO_SLOTS_ADVICE,
@@ -527,3 +527,37 @@ class TestRunning:
             await running
 
         assert (room.log.count("props"), room.grants) == (2, True)
+
+
+class TestUnable:
+    async def test_persistence_is_off_and_said_once_and_requests_are_still_pinned(self) -> None:
+        room = await met()
+        for _ in range(3):
+            room.watch.found_unable(room.table.epoch, "not supported by multimodal")
+        assert room.facts.persistence.mode is PersistenceMode.OFF
+        assert not room.facts.persistence.may_save
+        assert room.facts.state is ServerState.DEGRADED
+        assert (room.facts.pins, room.grants) == (True, True)
+        (warned,) = room.sink.of(Warned)
+        assert "not supported by multimodal" in warned.message
+
+    async def test_what_is_only_useless_to_restore_now_may_still_be_saved_for_the_next_life(self) -> None:
+        room = await met()
+        room.watch.found_unable(room.table.epoch, "no reuse", still_saves=True)
+        assert not room.facts.persistence.is_on
+        assert room.facts.persistence.may_save
+
+    async def test_the_next_life_is_tried_again(self) -> None:
+        room = await met()
+        room.watch.found_unable(room.table.epoch, "no reuse")
+        await room.ask(PROPS)
+        assert room.facts.persistence.mode is PersistenceMode.OFF
+        await room.ask(OTHER)
+        assert room.facts.persistence.mode is PersistenceMode.PLAIN
+
+    async def test_what_happened_in_a_passed_life_says_nothing_of_this_one(self) -> None:
+        room = await met()
+        passed = room.table.epoch
+        await room.ask(OTHER)
+        room.watch.found_unable(passed, "no reuse")
+        assert room.facts.persistence.is_on
