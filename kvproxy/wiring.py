@@ -251,6 +251,7 @@ class Runtime:
             holder,
             sender,
             self.preparer,
+            self.restorer.proofs,
             self.checkpointer,
             self.probe,
             self.volatility,

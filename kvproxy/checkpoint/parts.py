@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.clock import Clock
@@ -17,6 +18,13 @@ from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Emit
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
+
+
+class Unable(Protocol):
+    """Called when it was seen in `epoch` that the server cannot save and restore, or that it is of no use;
+    `still_saves`: the next life of the server may have use for what is saved."""
+
+    def __call__(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +44,7 @@ class Parts:
     """Called when a slot became usable behind the back of every lease."""
     emptied: Callable[[], None]
     """Called when a slot that should have held tokens held none."""
-    unable: Callable[[Epoch, str], None]
-    """Called when the server said in that epoch that it cannot save or restore at all."""
+    unable: Unable
 
     @property
     def is_serving(self) -> bool:

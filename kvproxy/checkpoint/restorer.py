@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from kvproxy.checkpoint.actions import ERASE_SECONDS, Attempt, NotStarted
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
+from kvproxy.checkpoint.proofs import Proofs, Restore
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
 from kvproxy.slots.slot import Occupancy
 from kvproxy.snapshots.fingerprint import Fingerprint
@@ -52,6 +53,7 @@ class Restorer:
         self._is_enabled = is_enabled
         self._verify = verify
         self._timeout_seconds = timeout_seconds
+        self.proofs = Proofs(parts)
 
     async def restore(self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision) -> Restoration:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
@@ -191,8 +193,8 @@ class Restorer:
         occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens)
         if not self._p.table.restored(job.slot, job.epoch, occupancy):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
-        fingerprint = job.fingerprint
-        self._p.store.touch(job.key, fingerprint)
+        self._p.store.touch(job.key, job.fingerprint)
+        self.proofs.expect(job.slot, Restore(job.epoch, job.key, job.fingerprint, job.generation.name))
         return Restoration(RestoreOutcome.RESTORED, result.tokens, result.size_bytes)
 
     async def _failed(self, job: _Job, attempt: Attempt[Restored], failure: ActionFailure) -> Restoration:

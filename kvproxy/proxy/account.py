@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvproxy.checkpoint.outcome import Outcome, Preparation, Verdict
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
 from kvproxy.checkpoint.verdict import verdict_of
 from kvproxy.clock import Clock
 from kvproxy.errors import ReplyError
@@ -54,6 +54,12 @@ class Account:
         if session is not None:
             session.preparation = preparation
 
+    def emptied(self) -> None:
+        """The slot had to be erased after all: the request is sent again, to compute everything."""
+        self._preparation, self._stored_tokens = Preparation(Outcome.COLD, Reason.RESTORE_FAILED), None
+        if self._session is not None:
+            self._session.preparation = self._preparation
+
     def sent(self) -> None:
         self._sent_at = self._clock.now()
 
@@ -85,7 +91,8 @@ class Account:
             self._usage = self.tap.usage(self._label)
         return self._usage
 
-    def done(self, response: RelayedResponse) -> None:
+    def done(self, response: RelayedResponse) -> Verdict:
+        """What the answer proved."""
         verdict = self._judge()
         if (source := _FAILED_BY.get(response.ending or Ending.COMPLETE)) is not None:
             self._failed(source, response.ending or "")
@@ -110,6 +117,7 @@ class Account:
                 now - self._began,
             )
         )
+        return verdict
 
     def refused(self, error: ReplyError) -> None:
         """We answered in the server's place."""

@@ -9,6 +9,7 @@ from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Preparation, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
+from kvproxy.checkpoint.proofs import Proofs
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import Revision
@@ -44,6 +45,7 @@ class PinnedRequests:
     holder: Holder
     sender: Sender
     preparer: Preparer
+    proofs: Proofs
     checkpointer: Checkpointer
     probe: Probe
     volatility: Volatility
@@ -92,7 +94,7 @@ class PinnedRequests:
                 run.visit,
                 body,
                 lambda: self.holder.desk.launched(lease),
-                (lambda said: self._mend(lease, said)) if self.table.speculates else None,
+                (lambda said: self._mend(run, said)) if self.table.speculates else None,
             )
             after = self._settle(run, response)
         except UpstreamError as error:
@@ -107,7 +109,9 @@ class PinnedRequests:
         finally:
             self._end(run, after)
         self.volatility.request_ended(lease.slots[0], began)
-        run.visit.account.done(response)
+        verdict = run.visit.account.done(response)
+        if run.session is not None:
+            self.proofs.proved(lease.slot, run.session.key, verdict)
         return response
 
     def _settle(self, run: _Run, response: RelayedResponse) -> Trigger | None:
@@ -135,12 +139,15 @@ class PinnedRequests:
             return None
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
 
-    async def _mend(self, lease: Lease, said: bytes) -> bool:
+    async def _mend(self, run: _Run, said: bytes) -> bool:
         """Empty the slot after a failure that has no other cure; seen through when the client leaves."""
         if STALE_DRAFT not in said:
             return False
-        emptying = self.holder.tasks.spawn(self.preparer.empty(lease), name="empty a slot")
-        return await asyncio.shield(emptying)
+        emptying = self.holder.tasks.spawn(self.preparer.empty(run.lease), name="empty a slot")
+        if not await asyncio.shield(emptying):
+            return False
+        run.visit.account.emptied()
+        return True
 
     def _dropped(self, run: _Run) -> None:
         """The server may go on with it: the slot is nobody's until it was seen idle."""

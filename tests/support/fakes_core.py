@@ -35,6 +35,7 @@ from kvproxy.snapshots.manifest import (
     with_generation,
     without_generations,
 )
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import new_name
 from kvproxy.snapshots.store import Publication, Published, Removed, StoreFailure
 from kvproxy.tasks import TaskSet
@@ -198,6 +199,7 @@ class FakeFiles:
     left_behind: list[SnapshotName] = field(default_factory=list)
     seen: FileIdentity | None = None
     sha256: str | None = None
+    kind: MemoryKind = MemoryKind.UNKNOWN
     free: list[int | None] = field(default_factory=lambda: [None])
     """Given in turn, the last one again and again."""
 
@@ -220,6 +222,9 @@ class FakeFiles:
 
     async def orphans(self, known: Collection[SnapshotName], owner: Owner) -> tuple[SnapshotName, ...]:
         return tuple(name for name in self.left_behind if name not in known)
+
+    async def kind_of(self, name: SnapshotName) -> MemoryKind:
+        return self.kind
 
     async def free_bytes(self) -> int | None:
         return self.free.pop(0) if len(self.free) > 1 else self.free[0]
@@ -420,9 +425,9 @@ class World:
             unable=self._unable,
         )
 
-    def _unable(self, epoch: Epoch, reason: str) -> None:
+    def _unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
         if epoch == self.table.epoch:
-            self.turn_off(reason)
+            self.standing.set(persistence=Persistence(PersistenceMode.OFF, reason, still_saves))
             self.unable.append(reason)
 
     def _changed(self) -> None:
