@@ -42,11 +42,15 @@ from kvproxy.telemetry.tally import Tally
 from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
+from kvproxy.upstream.living import LivingSlots
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.transport import Transport
 from kvproxy.upstream.volatility import Volatility
 from kvproxy.upstream.watch import Watch, WatchParts
+
+LAST_LOOK_SECONDS = 1.0
+"""For a last look at slots that live on; a server that is too busy for it leaves them to be restored."""
 
 
 class Runtime:
@@ -80,11 +84,13 @@ class Runtime:
             )
         if (reason := await self.files.check_usable()) is not None:
             self.bus.emit(Warned(f"snapshot_dir cannot be used: {reason}", ErrorCode.METADATA_IO))
+        await self.living.load()
         self.tasks.spawn(self.sentinel.run(), name="sentinel")
         self.tasks.spawn(self.watch.run(), name="watch")
         self.tasks.spawn(self.probe.run(), name="probe")
         self.tasks.spawn(self.rounds.run(), name="rounds")
         self.tasks.spawn(self.keeper.run(), name="keeper")
+        self.tasks.spawn(self.living.run(), name="living slots")
 
     async def drain(self, budget_seconds: float) -> Flushed:
         """Take nothing new, let what runs finish, save what is dirty: all within the budget.
@@ -106,12 +112,16 @@ class Runtime:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - self.clock.now())):
                 await self.rounds.until_all_published()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_LOOK_SECONDS):
+                await self.living.keep()
         return flushed
 
     async def stop(self) -> None:
         """End every task and connection. What is not saved is lost, and costs a cold prompt."""
         self.sentinel.close()
         await self.tasks.cancel()
+        await self.living.write()
         await self.client.close()
         await self.transport.close()
         await self.store.close()
@@ -167,7 +177,19 @@ class Runtime:
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
+                readopt=lambda props, slots: self.living.readopt(props, slots),
             )
+        )
+        self.living = LivingSlots(
+            Path(settings.state_dir) / f"living-{self.server}.json",
+            self.server,
+            self.client,
+            self.standing,
+            self.table,
+            self.desk,
+            self.registry,
+            self.clock,
+            self.watch.confirm,
         )
         self.volatility = Volatility(self.client, self.table, self.tasks, self.watch.found_volatile)
         self.sentinel = _sentinel(upstream.url, upstream.api_key, self.watch, self.clock)
@@ -210,6 +232,7 @@ class Runtime:
             verify=settings.restore.verify,
             timeout_seconds=settings.restore.timeout_seconds,
         )
+        self.restorer.about_to_restore = self.living.forget
         self.preparer = Preparer(
             parts,
             self.checkpointer,

@@ -9,6 +9,7 @@ without the mark the next request would restore the same file for ever.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kvproxy.checkpoint.actions import ERASE_SECONDS, Attempt, NotStarted
@@ -54,6 +55,8 @@ class Restorer:
         self._verify = verify
         self._timeout_seconds = timeout_seconds
         self.proofs = Proofs(parts)
+        self.about_to_restore: Callable[[SlotId], Awaitable[None]] = _nothing
+        """Called before a slot's content changes without the server counting a task."""
 
     async def restore(self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision) -> Restoration:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
@@ -131,6 +134,7 @@ class Restorer:
     async def _run(self, job: _Job, base: Revision) -> Restoration:
         if not self._p.table.start_restoring(job.slot, job.epoch):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
+        await self.about_to_restore(job.slot)
         if self._p.table.speculates and (obstacle := await self._clear_draft(job)) is not None:
             return obstacle
         if (failure := await self._p.store.mark_restoring(job.generation.name)) is not None:
@@ -242,6 +246,10 @@ class Restorer:
         if _died(fate):
             await self._invalidate(job, DIED)
         await self._p.store.clear_restoring(job.generation.name)
+
+
+async def _nothing(slot: SlotId) -> None:
+    """Nobody has to know."""
 
 
 def _died(result: Restored | ActionFailure) -> bool:

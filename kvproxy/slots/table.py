@@ -15,7 +15,7 @@ from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
 from kvproxy.slots.settling import Settling, look
-from kvproxy.slots.slot import Occupancy, SlotView
+from kvproxy.slots.slot import Occupancy, Sight, SlotView
 from kvproxy.slots.state import SlotEvent, SlotState, advance
 from kvproxy.upstream.replies import SlotInfo
 
@@ -38,11 +38,22 @@ class _Slot:
     """The request it serves."""
     since: float = -math.inf
     """When that request was sent, or dropped."""
+    sight: Sight | None = None
+    """What was seen of its content as it is now."""
+    changed_at: float = -math.inf
+    """When what it holds may last have changed."""
 
     def view(self) -> SlotView:
         leased = self.holder is not None
         return SlotView(
-            self.id, self.state, self.occupancy, leased, self.last_used, self.is_blank, self._is_underway
+            self.id,
+            self.state,
+            self.occupancy,
+            leased,
+            self.last_used,
+            self.is_blank,
+            self._is_underway,
+            self.sight,
         )
 
     @property
@@ -91,6 +102,9 @@ class SlotTable:
                 slot.is_blank = not info.n_prompt_tokens
             elif slot.state is SlotState.SERVING and info.is_processing:
                 slot.was_seen_running = True
+            elif slot.state is SlotState.RESIDENT and not info.is_processing:
+                if slot.changed_at < asked_at:
+                    slot.sight = Sight(info.id_task, info.n_prompt_tokens)
             elif slot.settling is not None:
                 slot.settling = look(slot.settling, infos, self._clock.now())
                 if slot.settling is None:
@@ -241,6 +255,15 @@ class SlotTable:
         held.occupancy, held.is_blank = occupancy, False
         return True
 
+    def readopt(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy) -> bool:
+        """It was proven that `slot` still holds what an earlier kvproxy left there."""
+        held = self._slots.get(slot) if epoch == self.epoch else None
+        if held is None or held.state is not SlotState.IDLE:
+            return False
+        # As by a restore, for which nothing had to be moved.
+        self._move(held, SlotEvent.RESTORE)
+        return self.restored(slot, epoch, occupancy)
+
     def not_restored(self, slot: SlotId, epoch: Epoch, *, is_blank: bool) -> bool:
         if (held := self._current(slot, epoch)) is None:
             return False
@@ -279,6 +302,8 @@ class SlotTable:
 
     def _move(self, slot: _Slot, event: SlotEvent) -> None:
         slot.state = advance(slot.state, event)
+        if event not in (SlotEvent.SAVE, SlotEvent.SAVE_ENDED):
+            slot.sight, slot.changed_at = None, self._clock.now()
 
     def _settled(self, slot: _Slot) -> None:
         # What a dropped request had computed is kept: a client that retries continues from there.

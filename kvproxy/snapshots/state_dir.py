@@ -5,6 +5,7 @@ owner                    8 hex digits, made once: the mark of this directory's s
 manifests/<key>-<fp>.json
 restoring/<name>         empty; there while the server restores that snapshot
 quarantine/              manifests that could not be read
+living-<server>.json     what lives in slots now; kept by `upstream.living`
 """
 
 from __future__ import annotations

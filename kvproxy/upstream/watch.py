@@ -72,6 +72,8 @@ class WatchParts:
     """Called when slots wait to be seen idle."""
     process_changed: Callable[[], None]
     """Called when another process answers: connections to the one before are of no use."""
+    readopt: Callable[[Props, tuple[SlotInfo, ...]], None] = lambda props, slots: None
+    """Called at the first look at the slots since kvproxy started."""
 
 
 class Watch:
@@ -255,6 +257,8 @@ class Watch:
             slots, Unavailable
         ):  # else a batch of somebody's runs: looked at until it is over
             self._p.table.seen(slots)
+        if self._lives == 1:
+            self._p.readopt(props, () if isinstance(slots, Unavailable) else slots)
         self._p.desk.resume()
         self._p.look()
 
