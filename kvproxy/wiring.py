@@ -189,7 +189,7 @@ class Runtime:
             self.desk,
             self.registry,
             self.clock,
-            self.watch.confirm,
+            self.watch.refresh,
         )
         self.volatility = Volatility(self.client, self.table, self.tasks, self.watch.found_volatile)
         self.sentinel = _sentinel(upstream.url, upstream.api_key, self.watch, self.clock)

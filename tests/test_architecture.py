@@ -124,6 +124,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "boundary.rewind",
         "doctor.probe",
         "doctor.findings",
+        "doctor.traits",
         "doctor.examine",
     ),
     5: ("proxy.app", "proxy.server", "admin.app", "admin.views"),  # faces: HTTP in, values out

@@ -15,7 +15,7 @@ from kvproxy.slots.slot import SlotView
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.atomic import write_atomic
 from kvproxy.upstream.client import LlamaServer
-from kvproxy.upstream.facts import Facts, ServerState, Standing
+from kvproxy.upstream.facts import ServerState, Standing
 from kvproxy.upstream.replies import Props, SlotInfo, Unavailable
 
 PERIOD_SECONDS = 1.0
@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 20
 
 
 class LivingSlots:
-    """The record of one server's living slots, at `path`."""
+    """The record of one server's living slots, at `path`. `ask` finds out anew who the server is."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class LivingSlots:
         desk: LeaseDesk,
         registry: SessionRegistry,
         clock: Clock,
-        confirm: Callable[[], Awaitable[Facts]],
+        ask: Callable[[], Awaitable[None]],
     ) -> None:
         self._path = path
         self._server = server
@@ -47,7 +47,7 @@ class LivingSlots:
         self._desk = desk
         self._registry = registry
         self._clock = clock
-        self._confirm = confirm
+        self._ask = ask
         self._before: Living | None = None
         """What the kvproxy before left, until it was compared with what is there."""
         self._on_disk: Living | None = None
@@ -98,8 +98,8 @@ class LivingSlots:
     async def _look(self) -> None:
         if not self._may_look():
             return
-        facts = await self._confirm()  # a look would wake a server that has fallen asleep
-        if facts.state not in (ServerState.HEALTHY, ServerState.DEGRADED) or not self._may_look():
+        await self._ask()
+        if not self._is_awake or not self._may_look():
             return
         epoch, began = self._table.epoch, self._clock.now()
         infos = await self._client.slots()
@@ -107,6 +107,11 @@ class LivingSlots:
             self._rests_until = self._clock.now() + REST_SECONDS
         elif epoch == self._table.epoch and self._table.seen(infos, began):
             self._desk.changed()
+
+    @property
+    def _is_awake(self) -> bool:
+        """A look would wake a server that has fallen asleep."""
+        return self._standing.facts.state in (ServerState.HEALTHY, ServerState.DEGRADED)
 
     def _may_look(self) -> bool:
         """Not while the server is to find out that a client has left: each answer makes it wait longer."""

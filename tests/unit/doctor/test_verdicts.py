@@ -9,7 +9,6 @@ from kvproxy.doctor.verdicts import (
     ALLOW_SLOTS,
     SET_KEY,
     SET_SAVE_PATH,
-    asleep,
     judge_numbers,
     judge_props,
     judge_save_path,
@@ -84,7 +83,3 @@ def test_four_slots_may_be_nobodys_choice() -> None:
     assert judge_numbers(PROPS).detail == "2 slots, 8192 tokens each"
     assert "-np" in judge_numbers(replace(PROPS, total_slots=4)).detail
     assert judge_numbers(replace(PROPS, total_slots=1, n_ctx=None)).detail == "1 slot, unknown context"
-
-
-def test_a_sleeping_server_is_not_said_to_be_well() -> None:
-    assert asleep("slots API").result is Result.DEGRADED

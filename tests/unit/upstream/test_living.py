@@ -11,7 +11,7 @@ from kvproxy.identifiers import SlotId
 from kvproxy.slots.living import decode
 from kvproxy.slots.settling import Settling
 from kvproxy.upstream import living as module
-from kvproxy.upstream.facts import Facts, ServerState
+from kvproxy.upstream.facts import ServerState
 from kvproxy.upstream.living import REST_SECONDS, LivingSlots
 from tests.support.fakes_core import MAIN, PROPS, UNREACHABLE, A, World, idle, stay
 
@@ -25,7 +25,7 @@ class Home(World):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path / "living.json"
-        self.questions = 0
+        self.falls_asleep = False
         self.server.answer("slots", SEEN)
         self.living = self.reborn()
 
@@ -39,12 +39,12 @@ class Home(World):
             self.desk,
             self.registry,
             self.clock,
-            self._confirm,
+            self._ask,
         )
 
-    async def _confirm(self) -> Facts:
-        self.questions += 1
-        return self.standing.facts
+    async def _ask(self) -> None:
+        if self.falls_asleep:
+            self.standing.set(state=ServerState.SLEEPING)
 
     async def keep(self) -> list[tuple[int, int]]:
         """Slots and tasks that are written down."""
@@ -95,7 +95,7 @@ async def test_a_look_that_began_before_the_answer_ended_tells_nothing(home: Hom
 
 
 async def test_a_server_that_sleeps_is_not_woken(home: Home) -> None:
-    home.standing.set(state=ServerState.SLEEPING)
+    home.falls_asleep = True
     assert await home.keep() == []
     assert "slots" not in home.log
 
