@@ -18,7 +18,7 @@ from kvproxy.telemetry.events import Emit, Warned
 ROOM_SHARE = 1.1
 """Of the estimate: sizes are nearly a line, and others write to the disk meanwhile."""
 
-MARGIN_BYTES = 16 << 20
+MARGIN_BYTES = 1 << 20
 """For manifests, logs, and a first snapshot, whose size nobody knows."""
 
 
