@@ -277,7 +277,9 @@ class Watch:
     def found_unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
         """What happened in `epoch` showed that restoring is of no use here, or cannot be done at all: off,
         until another life of the server."""
-        if epoch != self._p.table.epoch or not self._p.standing.facts.persistence.is_on:
+        known = self._p.standing.facts.persistence
+        says_more = known.is_on or (known.still_saves and not still_saves)
+        if epoch != self._p.table.epoch or not says_more:
             return
         off = Persistence(PersistenceMode.OFF, reason, still_saves)
         self._p.standing.set(state=ServerState.DEGRADED, reason=reason, persistence=off)

@@ -547,6 +547,13 @@ class TestUnable:
         assert not room.facts.persistence.is_on
         assert room.facts.persistence.may_save
 
+    async def test_what_cannot_be_saved_either_is_found_out_later(self) -> None:
+        room = await met()
+        for still_saves in (True, True, False, True):
+            room.watch.found_unable(room.table.epoch, f"saves: {still_saves}", still_saves=still_saves)
+        assert not room.facts.persistence.may_save
+        assert len(room.sink.of(Warned)) == 2
+
     async def test_the_next_life_is_tried_again(self) -> None:
         room = await met()
         room.watch.found_unable(room.table.epoch, "no reuse")
