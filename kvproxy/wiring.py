@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvproxy.admin.app import AdminFace, AdminParts
 from kvproxy.checkpoint.actions import SlotActions
+from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.parts import Parts
@@ -17,9 +20,10 @@ from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
+from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.errors import CapacityError, ErrorCode
-from kvproxy.identifiers import ServerName
+from kvproxy.identifiers import ServerName, SnapshotName
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.endpoints import LABELS
 from kvproxy.proxy.exchange import Exchange
@@ -31,14 +35,18 @@ from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import CheckpointSettings, Settings
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
+from kvproxy.snapshots.memory_kind import kind_of_setting
+from kvproxy.snapshots.names import new_name
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import TaskDied, Warned
 from kvproxy.telemetry.metrics import Metrics
 from kvproxy.telemetry.tally import Tally
+from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
@@ -74,6 +82,8 @@ class Runtime:
     async def start(self) -> None:
         """Raises StateDirError if the state directory is taken or unusable. An absent server is no error."""
         await self.store.open()
+        if (complaint := await self.canaries.load()) is not None:
+            self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
         for manifest in self.store.all():
             self.registry.adopt(
                 manifest.key,
@@ -161,7 +171,15 @@ class Runtime:
             on_change=lambda: self.rounds.slots_changed(),
             on_unseen=lambda: self.probe.want(),
         )
-        self.probe = Probe(self.client, self.table, self.desk, self.clock)
+        self.probe = Probe(
+            self.client,
+            self.table,
+            self.desk,
+            self.standing,
+            self.clock,
+            on_foreign=lambda slots: self.watch.found_foreign(slots),
+        )
+        self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
         self.watch = Watch(
             WatchParts(
                 self.server,
@@ -173,7 +191,14 @@ class Runtime:
                 self.tasks,
                 self.clock,
                 self.bus.emit,
-                upstream.runtime_key,
+                Introduction(
+                    self.client,
+                    self.canaries,
+                    self.bus.emit,
+                    runtime_key=upstream.runtime_key,
+                    setting=kind_of_setting(upstream.memory_kind),
+                    scratch=_Scratch(self),
+                ),
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
@@ -191,7 +216,14 @@ class Runtime:
             self.clock,
             self.watch.refresh,
         )
-        self.volatility = Volatility(self.client, self.table, self.tasks, self.watch.found_volatile)
+        self.volatility = Volatility(
+            self.client,
+            self.table,
+            self.tasks,
+            self.clock,
+            on_proof=self.watch.found_volatile,
+            on_look=self.probe.look_for_foreign,
+        )
         self.sentinel = _sentinel(upstream.url, upstream.api_key, self.watch, self.clock)
 
     def _build_persistence(self) -> None:
@@ -223,11 +255,16 @@ class Runtime:
             unable=self.watch.found_unable,
         )
         self.policy = _policy(settings.checkpoint)
+        self.shaper = Shaper(parts)
         self.checkpointer = Checkpointer(
-            parts, self.policy, timeout_seconds=settings.checkpoint.timeout_seconds
+            parts, self.policy, self.shaper, timeout_seconds=settings.checkpoint.timeout_seconds
+        )
+        chooser = Chooser(
+            self.store, self.canaries, accepts_other_builds=settings.restore.accept_other_builds
         )
         self.restorer = Restorer(
             parts,
+            chooser,
             is_enabled=settings.restore.enabled,
             verify=settings.restore.verify,
             timeout_seconds=settings.restore.timeout_seconds,
@@ -276,6 +313,7 @@ class Runtime:
             self.preparer,
             self.restorer.proofs,
             self.checkpointer,
+            self.shaper,
             self.probe,
             self.volatility,
             self.policy,
@@ -321,8 +359,22 @@ class Runtime:
                 settings.sessions.headers,
                 settings.server.max_body_bytes,
                 is_draining=lambda: self.is_draining,
+                needs_documents=lambda: self.shaper.is_needed,
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Files for a moment, of a runtime whose store and files are built later than what uses them."""
+
+    runtime: Runtime
+
+    def new_name(self) -> SnapshotName:
+        return new_name(self.runtime.store.owner)
+
+    async def delete(self, name: SnapshotName) -> bool:
+        return await self.runtime.files.delete(name)
 
 
 def _sentinel(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:
@@ -340,12 +392,5 @@ def _sentinel(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sent
 
 
 def _policy(settings: CheckpointSettings) -> CheckpointPolicy:
-    return CheckpointPolicy(
-        on_switch=settings.on_switch,
-        on_idle_seconds=settings.on_idle_seconds,
-        on_turn=settings.on_turn,
-        on_request=settings.on_request,
-        min_tokens=settings.min_tokens,
-        max_dirty_seconds=settings.max_dirty_seconds,
-        max_unsaved_tokens=settings.max_unsaved_tokens,
-    )
+    """From the settings of the same names."""
+    return CheckpointPolicy(**settings.model_dump(include={one.name for one in fields(CheckpointPolicy)}))

@@ -15,7 +15,7 @@ from kvproxy.upstream.replies import Props, Saved, SlotInfo
 
 SLEEP = "sleep"
 DRAFT = "draft model"
-MEMORY = "memory"
+MEMORY = "probed memory"
 MODE = "mode"
 STALL = "stall"
 

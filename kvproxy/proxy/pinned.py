@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from kvproxy.boundary.continuations import ending_of
+from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Preparation, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.proofs import Proofs
+from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import Revision
@@ -24,7 +27,7 @@ from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Probe
-from kvproxy.upstream.replies import STALE_DRAFT
+from kvproxy.upstream.replies import STALE_DRAFT, Usage
 from kvproxy.upstream.volatility import Volatility
 
 
@@ -47,6 +50,7 @@ class PinnedRequests:
     preparer: Preparer
     proofs: Proofs
     checkpointer: Checkpointer
+    shaper: Shaper
     probe: Probe
     volatility: Volatility
     policy: CheckpointPolicy
@@ -137,6 +141,7 @@ class PinnedRequests:
         self.table.served(lease.slot, lease.epoch, changed)
         if changed is None:
             return None
+        self._learn(run, changed, usage)
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
 
     async def _mend(self, run: _Run, said: bytes) -> bool:
@@ -148,6 +153,17 @@ class PinnedRequests:
             return False
         run.visit.account.emptied()
         return True
+
+    def _learn(self, run: _Run, stay: Occupancy, usage: Usage) -> None:
+        """Remember what a snapshot in the right form will need to be made, and what this answer showed."""
+        session = run.session
+        if session is None:
+            return
+        if run.before is not None:
+            self.shaper.observe(session, run.before, usage.prompt, usage.reused)
+        session.turn = None
+        if session.asked is not None:
+            session.turn = Turn(session.asked, ending_of(usage.finish_reason), usage.prompt, stay.revision)
 
     def _dropped(self, run: _Run) -> None:
         """The server may go on with it: the slot is nobody's until it was seen idle."""

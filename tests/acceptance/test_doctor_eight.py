@@ -106,8 +106,8 @@ async def test_each_gets_its_verdict_and_the_flag_to_change(
     flags = [change["change"] for change in report["changes"]]
     assert len(flags) == (patient.flag is not None)
     assert all(patient.flag in flag and change["reason"] for flag in flags for change in report["changes"])
-    assert (patient.memory or "") in details.get("memory", "")
-    assert ("memory" in details) == (patient.memory is not None)
+    assert (patient.memory or "") in details.get("probed memory", "")
+    assert ("probed memory" in details) == (patient.memory is not None)
     assert details.get("mode", "").partition(":")[0] == (patient.mode or "")
     assert ("stall" in details) == (patient.mode is not None)
 

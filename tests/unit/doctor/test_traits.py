@@ -55,7 +55,7 @@ def test_the_kind_of_memory_is_read_from_the_file_or_told_by_what_came_back(
     probed: Probed, words: str
 ) -> None:
     check = judge_memory(probed)
-    assert (check.name, check.result) == ("memory", Result.OK)
+    assert (check.name, check.result) == ("probed memory", Result.OK)
     assert words in check.detail
 
 

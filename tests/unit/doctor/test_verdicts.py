@@ -9,12 +9,14 @@ from kvproxy.doctor.verdicts import (
     ALLOW_SLOTS,
     SET_KEY,
     SET_SAVE_PATH,
+    judge_memory,
     judge_numbers,
     judge_props,
     judge_save_path,
     judge_slots_api,
 )
 from kvproxy.identifiers import SlotId
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
 
 PROPS = Props(2, 8192, "/models/m.gguf", "", "", "b1", "marker", False, ())
@@ -83,3 +85,15 @@ def test_four_slots_may_be_nobodys_choice() -> None:
     assert judge_numbers(PROPS).detail == "2 slots, 8192 tokens each"
     assert "-np" in judge_numbers(replace(PROPS, total_slots=4)).detail
     assert judge_numbers(replace(PROPS, total_slots=1, n_ctx=None)).detail == "1 slot, unknown context"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.UNKNOWN])
+def test_a_known_memory_is_shown_with_what_it_means(kind: MemoryKind) -> None:
+    check = judge_memory(kind)
+    assert (check.result, check.detail.startswith(f"{kind}: a snapshot serves")) == (Result.OK, True)
+
+
+def test_an_unknown_memory_says_nothing_against_the_server_and_names_the_setting() -> None:
+    check = judge_memory(MemoryKind.UNKNOWN)
+    assert check.result is Result.SKIPPED
+    assert "upstreams[].memory_kind" in check.detail
