@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
-from dataclasses import fields
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
