@@ -351,7 +351,7 @@ class SlotTable:
 
     def _move(self, slot: _Slot, event: SlotEvent) -> None:
         slot.state = advance(slot.state, event)
-        if event not in (SlotEvent.SAVE, SlotEvent.SAVE_ENDED):
+        if event is not SlotEvent.SAVE:  # before some saves the slot is rewound
             slot.sight, slot.changed_at = None, self._clock.now()
 
     def _settled(self, slot: _Slot) -> None:

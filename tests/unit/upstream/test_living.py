@@ -75,15 +75,17 @@ async def test_it_looks_once_and_writes_once_what_rests(home: Home, monkeypatch:
     assert len(writes) == 1
 
 
-async def test_a_request_makes_another_look_necessary_and_a_save_does_not(home: Home) -> None:
+async def test_a_request_or_a_save_that_may_have_rewound_it_makes_another_look_necessary(home: Home) -> None:
     await home.keep()
     home.table.start_saving(S0, home.table.epoch)
-    home.table.save_ended(S0, home.table.epoch)
     assert await home.keep() == [(0, 7)]
     assert home.log.count("slots") == 1
-    home.house(0, stay(A, revision=2))
+    home.table.save_ended(S0, home.table.epoch)
     await home.keep()
     assert home.log.count("slots") == 2
+    home.house(0, stay(A, revision=2))
+    await home.keep()
+    assert home.log.count("slots") == 3
 
 
 async def test_a_look_that_began_before_the_answer_ended_tells_nothing(home: Home) -> None:
