@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -49,11 +49,15 @@ from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
+from kvproxy.upstream.living import LivingSlots
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.transport import Transport
 from kvproxy.upstream.volatility import Volatility
 from kvproxy.upstream.watch import Watch, WatchParts
+
+LAST_LOOK_SECONDS = 1.0
+"""For a last look at slots that live on; a server that is too busy for it leaves them to be restored."""
 
 
 class Runtime:
@@ -97,11 +101,13 @@ class Runtime:
             )
         if (reason := await self.files.check_usable()) is not None:
             self.bus.emit(Warned(f"snapshot_dir cannot be used: {reason}", ErrorCode.METADATA_IO))
+        await self.living.load()
         self.tasks.spawn(self.sentinel.run(), name="sentinel")
         self.tasks.spawn(self.watch.run(), name="watch")
         self.tasks.spawn(self.probe.run(), name="probe")
         self.tasks.spawn(self.rounds.run(), name="rounds")
         self.tasks.spawn(self.keeper.run(), name="keeper")
+        self.tasks.spawn(self.living.run(), name="living slots")
 
     async def drain(self, budget_seconds: float) -> Flushed:
         """Take nothing new, let what runs finish, save what is dirty: all within the budget.
@@ -123,6 +129,9 @@ class Runtime:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - self.clock.now())):
                 await self.rounds.until_all_published()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_LOOK_SECONDS):
+                await self.living.keep()
         self.is_ending = True
         return self.rounds.reckon(endings) if self.settings.checkpoint.on_shutdown else Flushed()
 
@@ -130,6 +139,7 @@ class Runtime:
         """End every task and connection. What is not saved is lost, and costs a cold prompt."""
         self.sentinel.close()
         await self.tasks.cancel()
+        await self.living.write()
         await self.client.close()
         await self.transport.close()
         await self.store.close()
@@ -199,7 +209,19 @@ class Runtime:
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
+                readopt=lambda props, slots: self.living.readopt(props, slots),
             )
+        )
+        self.living = LivingSlots(
+            Path(settings.state_dir) / f"living-{self.server}.json",
+            self.server,
+            self.client,
+            self.standing,
+            self.table,
+            self.desk,
+            self.registry,
+            self.clock,
+            self.watch.refresh,
         )
         self.volatility = Volatility(
             self.client,
@@ -237,6 +259,7 @@ class Runtime:
             self.bus.emit,
             slots_changed=self.desk.changed,
             emptied=self._ask_why_empty,
+            unable=self.watch.found_unable,
         )
         self.policy = _policy(settings.checkpoint)
         self.shaper = Shaper(parts)
@@ -253,6 +276,7 @@ class Runtime:
             verify=settings.restore.verify,
             timeout_seconds=settings.restore.timeout_seconds,
         )
+        self.restorer.about_to_restore = self.living.forget
         self.preparer = Preparer(
             parts,
             self.checkpointer,
@@ -272,6 +296,7 @@ class Runtime:
             self.checkpointer.names_in_flight,
         )
         self.checkpointer.publisher.published = self.keeper.look
+        self.checkpointer.room.make_room = self.keeper.collect
 
     def _ask_why_empty(self) -> None:
         self.tasks.spawn(self.watch.emptied(), name="ask why a slot is empty")
@@ -293,6 +318,7 @@ class Runtime:
             holder,
             sender,
             self.preparer,
+            self.restorer.proofs,
             self.checkpointer,
             self.shaper,
             self.probe,
@@ -381,12 +407,5 @@ def _sentinel(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sent
 
 
 def _policy(settings: CheckpointSettings) -> CheckpointPolicy:
-    return CheckpointPolicy(
-        on_switch=settings.on_switch,
-        on_idle_seconds=settings.on_idle_seconds,
-        on_turn=settings.on_turn,
-        on_request=settings.on_request,
-        min_tokens=settings.min_tokens,
-        max_dirty_seconds=settings.max_dirty_seconds,
-        max_unsaved_tokens=settings.max_unsaved_tokens,
-    )
+    """From the settings of the same names."""
+    return CheckpointPolicy(**settings.model_dump(include={one.name for one in fields(CheckpointPolicy)}))

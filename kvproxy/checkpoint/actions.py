@@ -27,6 +27,9 @@ T = TypeVar("T", Saved, Restored, Erased)
 BATCH_ALLOWANCE_SECONDS = 15.0
 """How long an action may wait for another slot's prompt batch: 8 to 15 s were seen on a CPU."""
 
+ERASE_SECONDS = 5.0
+"""It moves no bytes."""
+
 START_BYTES_PER_TOKEN = 65536.0
 """Before anything was saved: between a small model (23 KB) and a large one (256 KB)."""
 

@@ -18,6 +18,7 @@ from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy, is_worth_saving
 from kvproxy.checkpoint.publisher import Checkpoint, Job, Publisher
+from kvproxy.checkpoint.room import Room
 from kvproxy.checkpoint.shaper import Shape, Shaper
 from kvproxy.identifiers import Epoch, SessionKey, SlotId, SnapshotName, short
 from kvproxy.slots.leases import Lease
@@ -43,6 +44,7 @@ class Checkpointer:
         self._in_flight: dict[SlotId, asyncio.Future[Checkpoint]] = {}
         self._names: set[SnapshotName] = set()
         self.publisher = Publisher(parts, self._published)
+        self.room = Room(parts.files, parts.store, parts.emit)
 
     async def save(self, slot: SlotId, epoch: Epoch, trigger: Trigger) -> Checkpoint:
         """Checkpoint `slot`, of which the caller holds a lease granted in `epoch`, to the end."""
@@ -116,7 +118,7 @@ class Checkpointer:
         """Whether this session's work is to be kept, on this server."""
         session = self._p.registry.find(key)
         is_wanted = session is None or session.may_persist
-        return is_wanted and self._p.standing.facts.persistence.is_on
+        return is_wanted and self._p.standing.facts.persistence.may_save
 
     def _reason_to_skip(self, occupancy: Occupancy, trigger: Trigger) -> CheckpointOutcome | None:
         if not occupancy.is_dirty:
@@ -175,6 +177,11 @@ class Checkpointer:
         self._p.slots_changed()
 
     async def _attempt(self, job: Job) -> Checkpoint | asyncio.Task[Checkpoint]:
+        if (lack := await self.room.lacks(job.fingerprint, job.occupancy.tokens)) is not None:
+            self._p.table.save_ended(job.slot, job.epoch)
+            return Checkpoint(CheckpointOutcome.NO_ROOM, detail=lack)
+        if job.epoch != self._p.table.epoch:
+            return Checkpoint(CheckpointOutcome.SUPERSEDED)
         attempt = await self._p.actions.run(
             lambda: self._p.client.start_save(job.slot, job.name),
             self._deadline(job),
@@ -205,8 +212,10 @@ class Checkpointer:
             self._p.table.doubt(job.slot, job.epoch)
         else:
             self._p.table.save_ended(job.slot, job.epoch)
-        # A server that is gone, or that wants a key, says nothing about whether saving works.
-        is_silent = result.fault in (Fault.UNREACHABLE, Fault.UNAUTHORIZED)
+        if result.fault is Fault.UNSUPPORTED:
+            self._p.unable(job.epoch, result.message)
+        # A server that is gone, wants a key, or cannot do it at all says nothing of how well it does it.
+        is_silent = result.fault in (Fault.UNREACHABLE, Fault.UNAUTHORIZED, Fault.UNSUPPORTED)
         self._p.actions.judge(attempt, well=None if is_silent else False, reason=result.message)
         return Checkpoint(_OUTCOMES.get(result.fault, CheckpointOutcome.REFUSED), detail=result.message)
 
@@ -282,4 +291,5 @@ def _result_of(task: asyncio.Task[Checkpoint]) -> Checkpoint:
 _OUTCOMES = {
     Fault.TIMED_OUT: CheckpointOutcome.TIMED_OUT,
     Fault.UNREACHABLE: CheckpointOutcome.UNREACHABLE,
+    Fault.UNSUPPORTED: CheckpointOutcome.OFF,
 }

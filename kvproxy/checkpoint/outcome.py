@@ -31,6 +31,7 @@ class CheckpointOutcome(StrEnum):
     TIMED_OUT = "timed_out"
     UNREACHABLE = "unreachable"
     BREAKER_OPEN = "breaker_open"
+    NO_ROOM = "no_room"
     OFF = "off"
 
     @property
@@ -40,8 +41,10 @@ class CheckpointOutcome(StrEnum):
     @property
     def loses_work(self) -> bool:
         """Whether work that was to be kept is gone with the slot."""
-        return self.is_failure or self in (CheckpointOutcome.BUSY, CheckpointOutcome.BREAKER_OPEN)
+        return self.is_failure or self in _NOT_MADE
 
+
+_NOT_MADE = frozenset({CheckpointOutcome.BUSY, CheckpointOutcome.BREAKER_OPEN, CheckpointOutcome.NO_ROOM})
 
 _FAILED_CHECKPOINTS = frozenset(
     {

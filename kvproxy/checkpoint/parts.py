@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.clock import Clock
-from kvproxy.identifiers import ServerName
+from kvproxy.identifiers import Epoch, ServerName
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
@@ -17,6 +18,13 @@ from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Emit
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
+
+
+class Unable(Protocol):
+    """Called when it was seen in `epoch` that the server cannot save and restore, or that it is of no use;
+    `still_saves`: the next life of the server may have use for what is saved."""
+
+    def __call__(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ class Parts:
     """Called when a slot became usable behind the back of every lease."""
     emptied: Callable[[], None]
     """Called when a slot that should have held tokens held none."""
+    unable: Unable
 
     @property
     def is_serving(self) -> bool:

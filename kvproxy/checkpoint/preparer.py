@@ -11,6 +11,7 @@ Runs in a task of the house. A client that leaves meanwhile does not tear a save
 
 from __future__ import annotations
 
+from kvproxy.checkpoint.actions import ERASE_SECONDS
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, RestoreOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
@@ -22,8 +23,6 @@ from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease
 from kvproxy.slots.state import SlotState
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
-
-ERASE_SECONDS = 5.0
 
 _REASONS = {
     RestoreOutcome.FINGERPRINT_MISMATCH: Reason.FINGERPRINT_MISMATCH,
@@ -128,14 +127,15 @@ class Preparer:
         return _reason(session, Restoration(RestoreOutcome.NO_SNAPSHOT))
 
     async def _blank(self, lease: Lease, evicted: SessionKey | None, newcomer: Session | None) -> None:
-        """Erase what is left of another conversation."""
+        """Erase what is left of another conversation, and of any where a draft model remembers it too: an
+        error may have left the two in disagreement."""
         is_shared = newcomer is not None and evicted is not None and self._opens_alike(evicted, newcomer)
-        if evicted is not None and not is_shared:
+        if self._p.table.speculates or (evicted is not None and not is_shared):
             await self.erase(lease)
 
     async def erase(self, lease: Lease) -> None:
         """Empty a slot nobody lives in, if that can be done now: one that is not only answers sooner."""
-        if lease.is_void or not self._p.standing.facts.persistence.is_on:
+        if lease.is_void or not self._p.standing.facts.persistence.may_save:
             return
         view = self._p.table.view(lease.slot)
         if view.is_blank or view.state is not SlotState.IDLE:
@@ -148,6 +148,20 @@ class Preparer:
             self._p.table.doubt(view.id, lease.epoch)
         elif attempt.succeeded:
             self._p.table.lose(view.id, lease.epoch, is_blank=True)
+
+    async def empty(self, lease: Lease) -> bool:
+        """Erase the slot under a request that has failed and is to be sent again; False if that may not
+        have been done."""
+        slot, epoch = lease.slot, lease.epoch
+        if not self._p.standing.facts.persistence.may_save or not self._p.table.start_emptying(slot, epoch):
+            return False
+        attempt = await self._p.actions.run(
+            lambda: self._p.client.start_erase(slot), ERASE_SECONDS, lambda _: self._late(lease)
+        )
+        self._p.actions.judge(attempt, well=None)
+        if not attempt.timed_out:
+            self._p.table.emptied(slot, epoch)
+        return attempt.succeeded and not lease.is_void
 
     def _opens_alike(self, evicted: SessionKey, newcomer: Session) -> bool:
         other = self._p.registry.find(evicted)

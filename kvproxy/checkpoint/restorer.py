@@ -9,15 +9,17 @@ without the mark the next request would restore the same file for ever.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kvproxy.boundary.continuations import NoBoundary
 from kvproxy.boundary.prefix import prompt_ids
 from kvproxy.boundary.turn import Asked
-from kvproxy.checkpoint.actions import Attempt, NotStarted
+from kvproxy.checkpoint.actions import ERASE_SECONDS, Attempt, NotStarted
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
+from kvproxy.checkpoint.proofs import Proofs, Restore
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
 from kvproxy.slots.slot import Occupancy
 from kvproxy.snapshots.fingerprint import Fingerprint
@@ -70,6 +72,9 @@ class Restorer:
         self._is_enabled = is_enabled
         self._verify = verify
         self._timeout_seconds = timeout_seconds
+        self.proofs = Proofs(parts)
+        self.about_to_restore: Callable[[SlotId], Awaitable[None]] = _nothing
+        """Called before a slot's content changes without the server counting a task."""
 
     async def restore(
         self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision, asked: Asked | None = None
@@ -180,6 +185,9 @@ class Restorer:
     async def _run(self, job: _Job, base: Revision) -> Restoration:
         if not self._p.table.start_restoring(job.slot, job.epoch):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
+        await self.about_to_restore(job.slot)
+        if self._p.table.speculates and (obstacle := await self._clear_draft(job)) is not None:
+            return obstacle
         if (failure := await self._p.store.mark_restoring(job.generation.name)) is not None:
             # Without the mark a file that kills the server would be restored after every restart.
             await self._p.store.clear_restoring(job.generation.name)
@@ -194,6 +202,21 @@ class Restorer:
         if not attempt.timed_out:
             await self._p.store.clear_restoring(job.generation.name)
         return result
+
+    async def _clear_draft(self, job: _Job) -> Restoration | None:
+        """Erase first where a draft model runs ahead: its memory is not in the file, and would stay that of
+        another text."""
+        attempt = await self._p.actions.run(
+            lambda: self._p.client.start_erase(job.slot), ERASE_SECONDS, lambda _: self._is_over(job)
+        )
+        self._p.actions.judge(attempt, well=None)
+        if attempt.succeeded:
+            return None
+        if attempt.timed_out:
+            self._p.table.doubt(job.slot, job.epoch)
+        else:
+            self._p.table.not_restored(job.slot, job.epoch, is_blank=False)
+        return Restoration(RestoreOutcome.REFUSED, detail="the slot could not be erased before the restore")
 
     def _deadline(self, job: _Job) -> float:
         return self._p.actions.deadline(
@@ -226,8 +249,8 @@ class Restorer:
         occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens, is_boundary=is_boundary)
         if not self._p.table.restored(job.slot, job.epoch, occupancy):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
-        fingerprint = job.fingerprint
-        self._p.store.touch(job.key, fingerprint)
+        self._p.store.touch(job.key, job.fingerprint)
+        self.proofs.expect(job.slot, Restore(job.epoch, job.key, job.fingerprint, job.generation.name))
         return Restoration(RestoreOutcome.RESTORED, result.tokens, result.size_bytes)
 
     async def _failed(self, job: _Job, attempt: Attempt[Restored], failure: ActionFailure) -> Restoration:
@@ -242,6 +265,10 @@ class Restorer:
                 await self._invalidate(job, DIED)
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.UNREACHABLE, detail=failure.message)
+        if failure.fault is Fault.UNSUPPORTED:
+            self._p.unable(job.epoch, failure.message)
+            self._p.actions.judge(attempt, well=None)
+            return Restoration(RestoreOutcome.OFF, detail=failure.message)
         if is_refusal and job.is_of_another_build:
             # Its own build may well take it: it is the file format that has changed.
             self._chooser.refused(job.fingerprint, job.present)
@@ -261,16 +288,23 @@ class Restorer:
     async def _invalidate(self, job: _Job, reason: str) -> None:
         await self._p.store.invalidate(job.key, job.fingerprint, job.generation.name, reason)
 
-    def _late(self, job: _Job, fate: Restored | ActionFailure) -> None:
-        """A restore past its deadline has ended: the slot holds who knows what, but nothing runs on it."""
+    def _is_over(self, job: _Job) -> None:
+        """An action past its deadline has ended: the slot holds who knows what, but nothing runs on it."""
         self._p.table.fate_known(job.slot, job.epoch)
         self._p.slots_changed()
+
+    def _late(self, job: _Job, fate: Restored | ActionFailure) -> None:
+        self._is_over(job)
         self._p.tasks.spawn(self._close(job, fate), name="late restore")
 
     async def _close(self, job: _Job, fate: Restored | ActionFailure) -> None:
         if _died(fate):
             await self._invalidate(job, DIED)
         await self._p.store.clear_restoring(job.generation.name)
+
+
+async def _nothing(slot: SlotId) -> None:
+    """Nobody has to know."""
 
 
 def _died(result: Restored | ActionFailure) -> bool:

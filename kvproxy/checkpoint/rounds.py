@@ -197,7 +197,7 @@ def _note(endings: Endings, session: SessionKey | None, outcome: CheckpointOutco
         return
     if outcome is CheckpointOutcome.PUBLISHED:
         endings[session] = True
-    elif outcome.is_failure or outcome is CheckpointOutcome.BREAKER_OPEN:
+    elif outcome.loses_work:
         endings[session] = False
 
 

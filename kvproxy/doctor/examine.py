@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from kvproxy.doctor import findings, verdicts
+from kvproxy.doctor import findings, traits, verdicts
 from kvproxy.doctor.check import Check, Report, Result, blocks, degraded, skipped
 from kvproxy.doctor.directories import check_state_dir
 from kvproxy.doctor.probe import LEAST_CONTEXT, Probe, Probed, empty_slots
@@ -63,14 +63,18 @@ class _Examination:
         return Report(tuple(self._checks), is_proven=findings.is_proven(self._checks))
 
     async def _look_at_slots(self, props: Props, n_ctx_train: object) -> tuple[SlotInfo, ...] | None:
+        self._checks.append(traits.judge_sleep(props))
         if props.is_sleeping:
-            self._checks += (verdicts.asleep(verdicts.SLOTS_API), verdicts.judge_numbers(props))
+            self._checks += (skipped(verdicts.SLOTS_API, "not looked at"), verdicts.judge_numbers(props))
             return None
         slots = await self._client.slots(QUESTION_SECONDS)
         self._checks.append(verdicts.judge_slots_api(slots))
         self._checks.append(verdicts.judge_save_path(await self._client.actions_supported(QUESTION_SECONDS)))
         self._checks.append(verdicts.judge_numbers(props, n_ctx_train))
-        return None if isinstance(slots, Unavailable) else slots
+        if isinstance(slots, Unavailable):
+            return None
+        self._checks.append(traits.judge_draft(slots))
+        return slots
 
     async def _look_at_memory(self, props: Props, meta: Mapping[str, Any]) -> Check:
         traits = await traits_of(props, meta)
@@ -101,6 +105,8 @@ class _Examination:
     async def _judge(self, props: Props | Unavailable, probed: Probed | None) -> None:
         if probed is not None:
             self._checks += findings.judge_probe(probed)
+            if not probed.trouble:
+                self._checks += (traits.judge_memory(probed), traits.judge_mode(probed))
         if (leftover := findings.judge_leftover(probed) if probed else None) is not None:
             self._checks.append(leftover)
         self._checks.append(
@@ -122,3 +128,5 @@ class _Examination:
         size = findings.judge_size(probed, props, quota, free)
         if size is not None:
             self._checks.append(size)
+        if (stall := traits.judge_stall(probed, props)) is not None:
+            self._checks.append(stall)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 
 from kvproxy.doctor.check import Change, Check, Result, degraded, passed, skipped
@@ -85,6 +86,27 @@ def _judge_reuse(survivals: list[Survival]) -> Check | None:
         )
         return degraded(REUSE, detail, OTHER_MODEL)
     return passed(REUSE, f"restore works: {', then '.join(_share(one) for one in done)} reused")
+
+
+class Reuse(StrEnum):
+    """What the next request could use of a snapshot."""
+
+    ALL = "all"
+    CONTINUATION = "continuation"
+    """Only one that goes on exactly from its end."""
+    NONE = "none"
+
+
+def reuse_of(probed: Probed) -> Reuse | None:
+    """None where the probe did not get that far."""
+    extended, rewritten = probed.extended, probed.rewritten
+    if extended is None or not extended.came_through:
+        return None
+    if not _is_reused(extended):
+        return Reuse.NONE
+    if rewritten is None or not rewritten.came_through:
+        return None
+    return Reuse.ALL if _is_reused(rewritten) else Reuse.CONTINUATION
 
 
 def judge_idle_slots(probed: Probed, total_slots: int) -> Check:

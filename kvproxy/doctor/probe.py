@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kvproxy.identifiers import SlotId, SnapshotName
 from kvproxy.snapshots.files import FileCheck, SnapshotFiles
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import new_name, new_owner
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import (
@@ -50,6 +51,8 @@ class Survival:
     file: FileCheck | None = None
     restored: Restored | ActionFailure | None = None
     answer: Completed | Unavailable | None = None
+    kind: MemoryKind = MemoryKind.UNKNOWN
+    """The kind of memory that the file shows."""
 
     @property
     def came_through(self) -> bool:
@@ -131,7 +134,8 @@ class Probe:
         if isinstance(saved, ActionFailure):
             return survival
         self._has_file = True
-        survival = replace(survival, file=await self._files.verify_saved(self._name, saved))
+        file, kind = await self._files.verify_saved(self._name, saved), await self._files.kind_of(self._name)
+        survival = replace(survival, file=file, kind=kind)
         if saved.tokens < 1:
             return survival
         restored = await self._erase_and_restore()

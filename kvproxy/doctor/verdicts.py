@@ -107,9 +107,5 @@ _MEANING = {
 }
 
 
-def asleep(name: str) -> Check:
-    return degraded(name, f"not looked at: {ASLEEP}")
-
-
 def _model(props: Props) -> str:
     return PurePath(props.model_path).name or props.model_alias or "unknown model"

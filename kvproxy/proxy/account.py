@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvproxy.checkpoint.outcome import Outcome, Preparation, Verdict
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
 from kvproxy.checkpoint.verdict import verdict_of
 from kvproxy.clock import Clock
 from kvproxy.errors import ReplyError
@@ -55,6 +55,12 @@ class Account:
         if session is not None:
             session.preparation = preparation
 
+    def emptied(self) -> None:
+        """The slot had to be erased after all: the request is sent again, to compute everything."""
+        self._preparation, self._stored_tokens = Preparation(Outcome.COLD, Reason.RESTORE_FAILED), None
+        if self._session is not None:
+            self._session.preparation = self._preparation
+
     def sent(self) -> None:
         self._sent_at = self._clock.now()
 
@@ -90,7 +96,8 @@ class Account:
             self._usage = self.tap.usage(self._label)
         return self._usage
 
-    def done(self, response: RelayedResponse) -> None:
+    def done(self, response: RelayedResponse) -> Verdict:
+        """What the answer proved."""
         verdict = self._judge()
         if response.ending is Ending.CLIENT_LEFT:
             self.client_left()
@@ -117,6 +124,7 @@ class Account:
                 now - self._began,
             )
         )
+        return verdict
 
     def refused(self, error: ReplyError) -> None:
         """We answered in the server's place."""

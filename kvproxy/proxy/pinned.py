@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from kvproxy.boundary.continuations import ending_of
@@ -10,6 +11,7 @@ from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Preparation, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
+from kvproxy.checkpoint.proofs import Proofs
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
@@ -25,7 +27,7 @@ from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Probe
-from kvproxy.upstream.replies import Usage
+from kvproxy.upstream.replies import STALE_DRAFT, Usage
 from kvproxy.upstream.volatility import Volatility
 
 
@@ -46,6 +48,7 @@ class PinnedRequests:
     holder: Holder
     sender: Sender
     preparer: Preparer
+    proofs: Proofs
     checkpointer: Checkpointer
     shaper: Shaper
     probe: Probe
@@ -91,7 +94,12 @@ class PinnedRequests:
             body = splice(call.body, lease.slot, cache_prompt=call.is_owner)
             if body is None:
                 raise InvariantError("a body that cannot be spliced was to be pinned")
-            response = await self.sender.send(run.visit, body, lambda: self.holder.desk.launched(lease))
+            response = await self.sender.send(
+                run.visit,
+                body,
+                lambda: self.holder.desk.launched(lease),
+                (lambda said: self._mend(run, said)) if self.table.speculates else None,
+            )
             after = self._settle(run, response)
         except UpstreamError as error:
             if error.was_sent:
@@ -105,7 +113,9 @@ class PinnedRequests:
         finally:
             self._end(run, after)
         self.volatility.request_ended(lease.slots[0], began)
-        run.visit.account.done(response)
+        verdict = run.visit.account.done(response)
+        if run.session is not None:
+            self.proofs.proved(lease.slot, run.session.key, verdict)
         return response
 
     def _settle(self, run: _Run, response: RelayedResponse) -> Trigger | None:
@@ -113,6 +123,10 @@ class PinnedRequests:
         lease = run.lease
         if response.ending is not Ending.COMPLETE:
             self._dropped(run)
+            return None
+        if self.table.speculates and run.visit.account.tap.ended_with(STALE_DRAFT):
+            # Every request that goes on from here would fail as this one did.
+            self.table.served(lease.slot, lease.epoch, None)
             return None
         if response.status >= 400:
             # Refused, too long: the slot and its snapshot are as they were.
@@ -129,6 +143,16 @@ class PinnedRequests:
             return None
         self._learn(run, changed, usage)
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
+
+    async def _mend(self, run: _Run, said: bytes) -> bool:
+        """Empty the slot after a failure that has no other cure; seen through when the client leaves."""
+        if STALE_DRAFT not in said:
+            return False
+        emptying = self.holder.tasks.spawn(self.preparer.empty(run.lease), name="empty a slot")
+        if not await asyncio.shield(emptying):
+            return False
+        run.visit.account.emptied()
+        return True
 
     def _learn(self, run: _Run, stay: Occupancy, usage: Usage) -> None:
         """Remember what a snapshot in the right form will need to be made, and what this answer showed."""

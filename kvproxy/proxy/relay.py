@@ -25,7 +25,7 @@ from multidict import CIMultiDict
 from kvproxy.proxy.headers import client_headers
 from kvproxy.proxy.tap import Tap
 
-_READ_ERRORS = (aiohttp.ClientError, OSError, HttpProcessingError)
+READ_ERRORS = (aiohttp.ClientError, OSError, HttpProcessingError)
 _NO_LINGER = struct.pack("ii", 1, 0)
 """SO_LINGER on, zero seconds: the close is a reset, and what is still buffered is dropped."""
 
@@ -159,8 +159,10 @@ async def relay(
     on_headers: Callable[[], None] | None = None,
     stall: Stall | None = None,
     on_stall: Callable[[], None] = lambda: None,
+    said: bytes = b"",
 ) -> RelayedResponse:
-    """The whole of one answer; the result is what the request handler returns.
+    """The whole of one answer; the result is what the request handler returns. `said` is what was read of its
+    body before.
 
     `on_headers` is called when the head has been written, `on_stall` before a client is cut off for not
     reading. Closes `upstream` unless it was read to its end. A client that leaves while we read ends this by
@@ -180,7 +182,7 @@ async def relay(
         if await _send_head(request, response):
             if on_headers is not None:
                 on_headers()
-            await _send_body(upstream, response, tap, watch or _NOT_WATCHED)
+            await _send_body(upstream, response, tap, watch or _NOT_WATCHED, said)
     finally:
         if watch is not None:
             watch.stop()
@@ -239,11 +241,12 @@ async def _send_body(
     response: RelayedResponse,
     tap: Tap | None,
     watch: AbstractContextManager[None],
+    said: bytes,
 ) -> None:
     while True:
         try:
-            chunk = await upstream.content.readany()
-        except _READ_ERRORS:
+            chunk, said = said or await upstream.content.readany(), b""
+        except READ_ERRORS:
             response.break_off(Ending.UPSTREAM_BROKE)
             return
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 
+import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -12,11 +14,17 @@ from kvproxy.errors import UpstreamError
 from kvproxy.proxy.account import WRITE_STALL
 from kvproxy.proxy.headers import upstream_headers
 from kvproxy.proxy.receive import stream_body
-from kvproxy.proxy.relay import Ending, RelayedResponse, relay
+from kvproxy.proxy.relay import READ_ERRORS, Ending, RelayedResponse, relay
 from kvproxy.proxy.visit import Visit
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.upstream.transport import Transport
 from kvproxy.upstream.watch import Watch
+
+Mend = Callable[[bytes], Awaitable[bool]]
+"""Asked with the body of an error 500, of which the client has seen nothing yet: True if its cause is gone
+and the request is to be sent once more."""
+
+MAX_ERROR_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +54,24 @@ class Sender:
         return await relay(request, upstream, extra_headers={})
 
     async def send(
-        self, visit: Visit, body: bytes, on_headers: Callable[[], None] = lambda: None
+        self,
+        visit: Visit,
+        body: bytes,
+        on_headers: Callable[[], None] = lambda: None,
+        mend: Mend | None = None,
     ) -> RelayedResponse:
         """Raises UpstreamError if no answer began; one that broke off later is told by its `ending`.
         `on_headers` is called when the server's came."""
         request, account = visit.request, visit.account
         account.sent()
-        try:
-            upstream = await self.transport.send(
-                request.method, request.raw_path, self._headers(request), body
-            )
-        except UpstreamError:
-            self.watch.suspect()
-            raise
+        upstream, said = await self._begin(request, body), b""
         account.headers_came()
         on_headers()
+        if mend is not None and upstream.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            said = await _read_error(upstream)
+            if await mend(said):
+                upstream.close()
+                upstream, said = await self._begin(request, body), b""
         response = await relay(
             request,
             upstream,
@@ -68,12 +79,20 @@ class Sender:
             tap=account.tap,
             stall=self.stall,
             on_stall=lambda: account.cut_off(WRITE_STALL),
+            said=said,
         )
         if response.ending is Ending.UPSTREAM_BROKE:
             self.watch.suspect()
         elif response.ending is Ending.COMPLETE:
             self.watch.confirmed()
         return response
+
+    async def _begin(self, request: web.BaseRequest, body: bytes) -> aiohttp.ClientResponse:
+        try:
+            return await self.transport.send(request.method, request.raw_path, self._headers(request), body)
+        except UpstreamError:
+            self.watch.suspect()
+            raise
 
     def _headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
         return upstream_headers(
@@ -83,3 +102,15 @@ class Sender:
             host=request.headers.get("Host"),
             api_key=self.api_key,
         )
+
+
+async def _read_error(upstream: aiohttp.ClientResponse) -> bytes:
+    """The beginning of an error's body, which is all of it for one that is llama-server's."""
+    said = b""
+    try:
+        while len(said) < MAX_ERROR_BYTES and (piece := await upstream.content.readany()):
+            said += piece
+    except READ_ERRORS:
+        # It broke off; the relay meets the same error and tells the client.
+        return said
+    return said

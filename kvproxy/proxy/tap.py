@@ -66,6 +66,10 @@ class Tap:
         while self._tail_size - len(self._tail[0]) >= TAIL_BYTES:
             self._tail_size -= len(self._tail.popleft())
 
+    def ended_with(self, words: bytes) -> bool:
+        """Whether `words` stand in the last of what passed."""
+        return words in b"".join(self._tail)
+
     def usage(self, label: str) -> Usage:
         """`label` is the endpoint's. Counts are None where the answer did not tell, or not legibly."""
         tail = _text(self._tail)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvproxy.identifiers import Revision, SessionKey, SlotId
 from kvproxy.slots.state import SlotState
@@ -47,6 +47,14 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """What `/slots` showed of a slot: its last task and how many tokens it holds, None where not told."""
+
+    task: int | None
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class SlotView:
     """`last_used` is monotonic seconds; `is_leased` whether somebody holds it now."""
 
@@ -59,6 +67,8 @@ class SlotView:
     """Known to hold no tokens at all."""
     is_underway: bool = False
     """The server was seen to run its request, so of its own choice it puts no other one there."""
+    sight: Sight | None = field(default=None, compare=False)
+    """What was seen of it at rest since it last changed; None if nobody has looked."""
 
     @property
     def occupant(self) -> SessionKey | None:

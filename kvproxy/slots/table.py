@@ -15,7 +15,7 @@ from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
 from kvproxy.slots.settling import Settling, look
-from kvproxy.slots.slot import Occupancy, SlotView
+from kvproxy.slots.slot import Occupancy, Sight, SlotView
 from kvproxy.slots.state import SlotEvent, SlotState, advance
 from kvproxy.upstream.replies import SlotInfo
 
@@ -45,6 +45,10 @@ class _Slot:
     """The request it serves."""
     since: float = -math.inf
     """When that request was sent, or dropped."""
+    sight: Sight | None = None
+    """What was seen of its content as it is now."""
+    changed_at: float = -math.inf
+    """When what it holds may last have changed."""
     free_since: float = -math.inf
     """When the last lease on it was given back."""
     last_task: SeenTask | None = None
@@ -53,7 +57,14 @@ class _Slot:
     def view(self) -> SlotView:
         leased = self.holder is not None
         return SlotView(
-            self.id, self.state, self.occupancy, leased, self.last_used, self.is_blank, self._is_underway
+            self.id,
+            self.state,
+            self.occupancy,
+            leased,
+            self.last_used,
+            self.is_blank,
+            self._is_underway,
+            self.sight,
         )
 
     @property
@@ -72,12 +83,15 @@ class SlotTable:
         self.epoch = Epoch(0)
         self.last_switch: float | None = None
         """Monotonic seconds at which somebody last had to leave a slot."""
+        self.speculates = False
+        """Whether a draft model runs ahead of the slots."""
 
     # -- a life of the server --------------------------------------------------------------------------
 
     def begin_epoch(self, total_slots: int) -> Epoch:
         """Forget everything: `total_slots` slots of which nothing is known. Leases of before are void."""
         self.epoch = Epoch(self.epoch + 1)
+        self.speculates = False
         now = self._clock.now()
         self._slots = {SlotId(n): _Slot(SlotId(n), now) for n in range(total_slots)}
         return self.epoch
@@ -89,6 +103,7 @@ class SlotTable:
         sent or dropped since.
         """
         before = self.unsettled + self._unseen
+        self.speculates = any(info.is_speculative for info in infos)
         for info in infos:
             slot = self._slots.get(info.id)
             if slot is None or slot.since > asked_at:
@@ -98,6 +113,9 @@ class SlotTable:
                 slot.is_blank = not info.n_prompt_tokens
             elif slot.state is SlotState.SERVING and info.is_processing:
                 slot.was_seen_running = True
+            elif slot.state is SlotState.RESIDENT and not info.is_processing:
+                if slot.changed_at < asked_at:
+                    slot.sight = Sight(info.id_task, info.n_prompt_tokens)
             elif slot.settling is not None:
                 slot.settling = look(slot.settling, infos, self._clock.now())
                 if slot.settling is None:
@@ -224,6 +242,22 @@ class SlotTable:
         held.settling, held.since = settling, self._clock.now()
         return True
 
+    def start_emptying(self, slot: SlotId, epoch: Epoch) -> bool:
+        """`slot` is erased under the request it serves, which failed and is to be sent again."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        held.pending_actions += 1
+        held.met_doubt = True
+        return True
+
+    def emptied(self, slot: SlotId, epoch: Epoch) -> bool:
+        """That erase has ended in time."""
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        held.pending_actions -= 1
+        held.met_doubt = held.pending_actions > 0
+        return True
+
     # -- a switch ----------------------------------------------------------------------------------------
 
     def lose(self, slot: SlotId, epoch: Epoch, *, is_blank: bool = False) -> bool:
@@ -270,6 +304,15 @@ class SlotTable:
         held.occupancy, held.is_blank = occupancy, False
         return True
 
+    def readopt(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy) -> bool:
+        """It was proven that `slot` still holds what an earlier kvproxy left there."""
+        held = self._slots.get(slot) if epoch == self.epoch else None
+        if held is None or held.state is not SlotState.IDLE:
+            return False
+        # As by a restore, for which nothing had to be moved.
+        self._move(held, SlotEvent.RESTORE)
+        return self.restored(slot, epoch, occupancy)
+
     def not_restored(self, slot: SlotId, epoch: Epoch, *, is_blank: bool) -> bool:
         if (held := self._current(slot, epoch)) is None:
             return False
@@ -308,6 +351,8 @@ class SlotTable:
 
     def _move(self, slot: _Slot, event: SlotEvent) -> None:
         slot.state = advance(slot.state, event)
+        if event is not SlotEvent.SAVE:  # before some saves the slot is rewound
+            slot.sight, slot.changed_at = None, self._clock.now()
 
     def _settled(self, slot: _Slot) -> None:
         # What a dropped request had computed is kept: a client that retries continues from there.

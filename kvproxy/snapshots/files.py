@@ -15,8 +15,9 @@ from typing import Protocol
 
 from kvproxy.identifiers import Owner, SnapshotName
 from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of, make_durable
-from kvproxy.snapshots.layout import read_token_ids
+from kvproxy.snapshots.layout import Layout, read_layout, read_token_ids
 from kvproxy.snapshots.manifest import FileIdentity, Generation, digest_of_ids
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import is_of, is_ours
 from kvproxy.upstream.replies import Saved
 
@@ -60,6 +61,10 @@ class SnapshotFiles(Protocol):
         deletes one looks again first: it may have been published since."""
         ...
 
+    async def kind_of(self, name: SnapshotName) -> MemoryKind:
+        """The kind of memory that the file shows; UNKNOWN if it shows none."""
+        ...
+
     async def free_bytes(self) -> int | None:
         """Room for more; None if not known."""
         ...
@@ -94,6 +99,9 @@ class ServerOwnedFiles:
 
     async def orphans(self, known: Collection[SnapshotName], owner: Owner) -> tuple[SnapshotName, ...]:
         return ()
+
+    async def kind_of(self, name: SnapshotName) -> MemoryKind:
+        return MemoryKind.UNKNOWN
 
     async def free_bytes(self) -> int | None:
         return None
@@ -132,6 +140,10 @@ class SharedDirectory:
         named = frozenset(known)
         found = await asyncio.to_thread(_list_of, owner, self.path)
         return tuple(name for name in found if name not in named)
+
+    async def kind_of(self, name: SnapshotName) -> MemoryKind:
+        layout = await asyncio.to_thread(read_layout, self.path / name)
+        return layout.kind if isinstance(layout, Layout) else MemoryKind.UNKNOWN
 
     async def free_bytes(self) -> int | None:
         return await asyncio.to_thread(_free_bytes, self.path)

@@ -6,6 +6,7 @@ canaries.json            which servers computed what (see `canaries`)
 manifests/<key>-<fp>.json
 restoring/<name>         empty; there while the server restores that snapshot
 quarantine/              manifests that could not be read
+living-<server>.json     what lives in slots now; kept by `upstream.living`
 """
 
 from __future__ import annotations

@@ -54,10 +54,16 @@ class Persistence:
 
     mode: PersistenceMode
     reason: str = ""
+    still_saves: bool = False
+    """Nothing is restored in this life, and yet the next one may have use for what is saved."""
 
     @property
     def is_on(self) -> bool:
         return self.mode in (PersistenceMode.PLAIN, PersistenceMode.BOUNDARY)
+
+    @property
+    def may_save(self) -> bool:
+        return self.is_on or self.still_saves
 
 
 @dataclass(frozen=True, slots=True)

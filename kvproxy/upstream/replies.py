@@ -85,6 +85,8 @@ class SlotInfo:
     n_prompt_tokens: int | None
     progress: int
     """Grows while the slot computes or generates: prompt tokens processed plus tokens generated."""
+    is_speculative: bool = False
+    """A draft model runs ahead of it, with a memory of its own that no snapshot holds."""
 
 
 class Obstacle(StrEnum):
@@ -131,6 +133,7 @@ def _slot(entry: Mapping[str, Any]) -> SlotInfo | None:
         id_task=_int(entry.get("id_task")),
         n_prompt_tokens=_int(entry.get("n_prompt_tokens")),
         progress=(_int(entry.get("n_prompt_tokens_processed")) or 0) + (decoded or 0),
+        is_speculative=entry.get("speculative") is True,
     )
 
 
@@ -308,6 +311,10 @@ def _adapter(entry: Mapping[str, Any]) -> Adapter | None:
         return None
     return Adapter(adapter_id, _str(entry.get("path")), scale)
 
+
+STALE_DRAFT = b"failed to process speculative batch"
+"""llama-server's words when a draft model's memory is not that of the text before it, and will not be until
+the slot is erased."""
 
 ERROR_MESSAGE_CHARS = 300
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.clock import Clock
-from kvproxy.errors import UpstreamError
+from kvproxy.errors import ErrorCode, UpstreamError
 from kvproxy.identifiers import Epoch, ServerName, SlotId
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.leases import LeaseDesk
@@ -51,6 +51,8 @@ _STATES = {
     Obstacle.UNREACHABLE: ServerState.UNREACHABLE,
 }
 
+_UNSUPPORTED = ErrorCode.BACKEND_UNSUPPORTED
+
 _HIDDEN = (Obstacle.UNSUPPORTED, Obstacle.UNAUTHORIZED, Obstacle.NOT_LLAMA_SERVER)
 """Why `/slots` will not be seen in this life. Any other trouble passes."""
 
@@ -73,6 +75,8 @@ class WatchParts:
     """Called when slots wait to be seen idle."""
     process_changed: Callable[[], None]
     """Called when another process answers: connections to the one before are of no use."""
+    readopt: Callable[[Props, tuple[SlotInfo, ...]], None] = lambda props, slots: None
+    """Called at the first look at the slots since kvproxy started."""
 
 
 class Watch:
@@ -275,6 +279,8 @@ class Watch:
             slots, Unavailable
         ):  # else a batch of somebody's runs: looked at until it is over
             self._p.table.seen(slots)
+        if self._lives == 1:
+            self._p.readopt(props, () if isinstance(slots, Unavailable) else slots)
         self._p.desk.resume()
         self._p.look()
 
@@ -290,6 +296,18 @@ class Watch:
                 "their slots to them; let all requests go through kvproxy"
             )
         )
+
+    def found_unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
+        """What happened in `epoch` showed that restoring is of no use here, or cannot be done at all: off,
+        until another life of the server."""
+        known = self._p.standing.facts.persistence
+        says_more = known.is_on or (known.still_saves and not still_saves)
+        if epoch != self._p.table.epoch or not says_more:
+            return
+        off = Persistence(PersistenceMode.OFF, reason, still_saves)
+        self._p.standing.set(state=ServerState.DEGRADED, reason=reason, persistence=off)
+        what = "nothing is restored" if still_saves else "nothing is saved or restored"
+        self._p.emit(Warned(f"{what} until the server is started again: {reason}", _UNSUPPORTED))
 
     def found_volatile(self) -> None:
         """The server was seen to clear idle slots: leave the choice of slots to it."""

@@ -187,7 +187,9 @@ async def test_a_full_slot_directory_means_cold_and_heals(set_stage: SetStage, s
     stage = await set_stage(*ONE_SLOT, settings=QUIET, slot_dir=small_disk)
     full, roomy = await switch_on_a_full_disk(stage, small_disk)
     assert (full.outcome, roomy.outcome) == ("cold", "restored")
-    assert stage.kvproxy.events("kv.session.save.failed")
+    warnings = [event["message"] for event in stage.kvproxy.events("kv.warning")]
+    assert ["nothing is saved until there is room" in message for message in warnings] == [True]
+    assert stage.kvproxy.events("kv.session.save.failed") == []
 
 
 async def test_a_full_state_directory_means_cold_and_heals(set_stage: SetStage, small_disk: Path) -> None:

@@ -114,7 +114,7 @@ async def test_a_sliding_window_reuses_nothing_and_the_named_flag_helps(
     async with LlamaServer(tiny_gemma3, *FLAGS, slot_dir=slot_dir) as server:
         found = await doctor(server.base_url)
     assert found.code == 1
-    assert found.degraded.keys() == {"reuse"}
+    assert found.degraded.keys() == {"reuse", "mode"}
     assert "reuses nothing: 0 of 600 tokens" in found.degraded["reuse"]
     assert found.changes == ["llama-server --swa-full"]
     async with LlamaServer(tiny_gemma3, *FLAGS, "--swa-full", slot_dir=slot_dir) as server:
@@ -182,4 +182,4 @@ async def test_a_sleeping_server_sleeps_on(tiny_llama: Path, slot_dir: Path, doc
         found = await doctor(server.base_url)
         assert (await server.props())["is_sleeping"]
     assert found.code == 1
-    assert "sleeps" in found.degraded["slots API"]
+    assert "sleeps" in found.degraded["sleep"]

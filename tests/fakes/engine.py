@@ -51,12 +51,19 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """The prompt could not be computed."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class TooLong:
     n_prompt: int
     n_ctx: int
 
 
-Event = Started | PromptProgress | Token | Final | TooLong | dict[str, Any]
+Event = Started | PromptProgress | Token | Final | Broken | TooLong | dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -239,6 +246,8 @@ class Engine:
         finally:
             if child_index is not None:
                 slot.hold([])
+            if not isinstance(outcome, Broken):
+                slot.draft_tokens = len(slot.tokens)
             self._release(slot)
             if outcome is not None:
                 self.emit(task, outcome)
@@ -252,6 +261,8 @@ class Engine:
         cached = slot.begin(work.prompt, reuse=work.cache_prompt and work.generates and not wasted)
         self.cached_tokens_total += cached
         self.emit_early(task, work, Started(index))
+        if slot.is_draft_behind:
+            return Broken("decode() failed: failed to process speculative batch")
         await self._prefill(task, work, slot, index)
         if work.generates and not task.cancelled.is_set():
             await self._pause(task, self.faults.slow_first_token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,17 @@ from typing import Any
 from aiohttp import web
 
 from tests.fakes import replies, requests
-from tests.fakes.engine import Completion, Engine, Event, Final, PromptProgress, Task, Token, TooLong
+from tests.fakes.engine import (
+    Broken,
+    Completion,
+    Engine,
+    Event,
+    Final,
+    PromptProgress,
+    Task,
+    Token,
+    TooLong,
+)
 from tests.fakes.faults import Faults
 from tests.fakes.probabilities import Probabilities
 from tests.fakes.requests import Json
@@ -121,6 +132,8 @@ class Inference:
                 return web.Response()
             if isinstance(event, TooLong):
                 return json_response(replies.too_long(event.n_prompt, event.n_ctx), 400)
+            if isinstance(event, Broken):
+                return refusal(500, event.message)
             if isinstance(event, Final):
                 exchange.answer.n_cached = event.n_cached
                 finals.append(event)
@@ -159,6 +172,10 @@ class Inference:
             if isinstance(event, PromptProgress):
                 exchange.answer.n_cached = event.cache
             finished += isinstance(event, Final)
+            if isinstance(event, Broken):
+                error = json.dumps(replies.error(500, event.message))
+                await self._send(exchange, response, f"data: {error}\n\n".encode())
+                return
             chunk = _chunk(exchange.answer, event, progress=exchange.progress)
             if not chunk:
                 continue

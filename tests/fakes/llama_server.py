@@ -144,7 +144,13 @@ class FakeLlamaServer:
 
     def _new_bank(self) -> SlotBank:
         setup = self.setup
-        return SlotBank(setup.slots, setup.n_ctx, ram_cache=setup.cache_ram, volatile=setup.volatile)
+        return SlotBank(
+            setup.slots,
+            setup.n_ctx,
+            ram_cache=setup.cache_ram,
+            volatile=setup.volatile,
+            draft=setup.draft,
+        )
 
     def _actions(self) -> SlotActions | None:
         if self.setup.slot_dir is None:

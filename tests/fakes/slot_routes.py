@@ -49,6 +49,8 @@ class SlotRoutes:
             filename = requests.require(requests.parse_json(await request.read()), "filename")
             if not requests.valid_filename(filename):
                 return refusal(400, "Invalid filename")
+        if self.setup.multimodal:
+            return refusal(501, "This feature is not supported by multimodal")
         return await self._act(request, self.actions, kind, int(number.group()), filename)
 
     async def _act(

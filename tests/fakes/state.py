@@ -37,6 +37,10 @@ class Slot:
     has_next_token: bool = True
     restored: bool = False
     words: bytes = b""
+    draft: bool = False
+    """a draft model runs ahead, whose memory no snapshot holds"""
+    draft_tokens: int = 0
+    """how far the draft's memory reaches"""
 
     @property
     def is_processing(self) -> bool:
@@ -46,6 +50,8 @@ class Slot:
         """The slot's content is now these tokens, and what it says follows from them."""
         self.tokens = list(tokens)
         self.restored = restored
+        if not restored:
+            self.draft_tokens = len(self.tokens)
         self.words = refrain(self.tokens)
 
     def begin(self, prompt: Sequence[int], *, reuse: bool) -> int:
@@ -57,6 +63,12 @@ class Slot:
         self.words = refrain(prompt)
         self.progress = Progress(n_cached=kept)
         return kept
+
+    @property
+    def is_draft_behind(self) -> bool:
+        """The draft's memory ends before the text that is reused: there is a gap it cannot go on over. One
+        that was emptied starts anew."""
+        return self.draft and 0 < self.draft_tokens < self.progress.n_cached
 
     def next_token(self) -> int:
         return self.words[self.progress.n_decoded % len(self.words)] + BYTE_OFFSET
@@ -92,8 +104,16 @@ class PromptCache:
 class SlotBank:
     """All slots of one life of the server."""
 
-    def __init__(self, count: int, n_ctx: int, *, ram_cache: bool = False, volatile: bool = False) -> None:
-        self.slots = [Slot(i, n_ctx) for i in range(count)]
+    def __init__(
+        self,
+        count: int,
+        n_ctx: int,
+        *,
+        ram_cache: bool = False,
+        volatile: bool = False,
+        draft: bool = False,
+    ) -> None:
+        self.slots = [Slot(i, n_ctx, draft=draft) for i in range(count)]
         self.cache = PromptCache() if ram_cache or volatile else None
         self.volatile = volatile
         self._uses = 0

@@ -36,6 +36,10 @@ class Setup:
     volatile: bool = False
     """as with default flags: each launch clears the other idle slots"""
     cache_ram: bool = False
+    draft: bool = False
+    """a draft model runs ahead of the slots"""
+    multimodal: bool = False
+    """as older builds with a projector: slot actions are refused"""
     embeddings: bool = False
     endpoint_slots: bool = True
     endpoint_metrics: bool = True
@@ -96,7 +100,7 @@ def slot_view(slot: Slot) -> dict[str, Any]:
     view: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
-        "speculative": False,
+        "speculative": slot.draft,
         "is_processing": slot.is_processing,
     }
     id_task = slot.running if slot.is_processing else slot.last_task

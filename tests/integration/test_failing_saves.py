@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome
+from kvproxy.snapshots.files import SharedDirectory
 from kvproxy.telemetry.events import CheckpointEnded, PersistenceRecovered, PersistenceTripped, Warned
 from kvproxy.verdict import verdict_line
 from tests.fakes.faults import Failure, Faults
@@ -247,3 +248,23 @@ def shut(directory: Path) -> None:
     """A directory that not even root can write into: a file stands in its place."""
     directory.rmdir()
     directory.write_bytes(b"")
+
+
+async def test_a_disk_without_room_costs_no_save_and_nobodys_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(_: SharedDirectory) -> int:
+        return 1000
+
+    async with house(tmp_path) as here:
+        a, b = Talk("alpha"), Talk("beta")
+        monkeypatch.setattr(SharedDirectory, "free_bytes", full)
+        for talk in (a, b, a, b):
+            assert (await here.proxy.turn(talk)).status == 200
+        assert endings(here) == [CheckpointOutcome.NO_ROOM] * 3
+        assert "save" not in {deed for deed, _ in here.deeds}
+        assert len(here.proxy.heard(Warned)) == 1
+        monkeypatch.undo()
+        await here.proxy.turn(a)
+        await here.proxy.at_rest()
+        assert endings(here)[-1] == CheckpointOutcome.PUBLISHED

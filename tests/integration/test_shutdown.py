@@ -18,8 +18,16 @@ from kvproxy.errors import StateDirError
 from tests.fakes.faults import Failure
 from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.daemon import Kvproxy
-from tests.support.proxy import KvProxy, house
+from tests.support.proxy import House, KvProxy, house
 from tests.support.talk import Stream, Talk, answer_of
+
+
+async def both_restart(here: House) -> None:
+    """kvproxy and the server, so that only what is on the disk is left."""
+    await here.proxy.stop()
+    await here.fake.restart()
+    await here.proxy.start()
+    await here.proxy.ready()
 
 
 async def test_what_is_dirty_is_saved_and_the_next_process_restores_it(tmp_path: Path) -> None:
@@ -28,8 +36,7 @@ async def test_what_is_dirty_is_saved_and_the_next_process_restores_it(tmp_path:
         for talk in talks:
             await here.proxy.turn(talk)
         assert await here.proxy.drain() == Flushed(saved=2)
-        await here.proxy.restart()
-        await here.proxy.ready()
+        await both_restart(here)
         for talk in talks:
             back = await here.proxy.turn(talk)
             assert back.told == ("restored", None)
@@ -47,8 +54,7 @@ async def test_a_running_stream_ends_well_and_what_it_left_is_saved(tmp_path: Pa
             assert here.proxy.slot_states[int(stream.slot or 0)] == "serving"
             a.heard(await stream.rest())
         assert await drain == Flushed(saved=2)
-        await here.proxy.restart()
-        await here.proxy.ready()
+        await both_restart(here)
         assert (await here.proxy.turn(a)).told == ("restored", None)
 
 
@@ -176,6 +182,7 @@ async def test_a_process_that_is_asked_to_end_saves_at_once_and_ends_well(tmp_pa
         async with Kvproxy(fake.base_url, tmp_path / "state", "checkpoint.min_tokens=0") as daemon:
             await ask(daemon, "alpha")
             assert await daemon.stop() == 0
+            await fake.restart()
             await daemon.start()
             assert await ask(daemon, "alpha") == ("restored", None)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from kvproxy.upstream import living
 from tests.support.proxy import house
 from tests.support.talk import Talk
 
@@ -96,6 +99,13 @@ async def test_a_client_may_forbid_the_disk_for_its_conversation(tmp_path: Path)
         assert here.files == []
 
 
+@pytest.fixture
+def no_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sessions live is written down by the clock, once a second at most, and not by requests."""
+    monkeypatch.setattr(living, "PERIOD_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("no_records")
 async def test_a_hundred_resident_requests_cause_no_action_and_touch_no_file(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         a = Talk("alpha", predict=4)
@@ -109,6 +119,7 @@ async def test_a_hundred_resident_requests_cause_no_action_and_touch_no_file(tmp
         assert audit(tmp_path) == before
 
 
+@pytest.mark.usefixtures("no_records")
 async def test_two_conversations_that_stay_in_their_slots_cause_no_action_and_touch_no_file(
     tmp_path: Path,
 ) -> None:

@@ -38,6 +38,7 @@ from kvproxy.snapshots.manifest import (
     with_generation,
     without_generations,
 )
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import new_name
 from kvproxy.snapshots.store import Publication, Published, Removed, StoreFailure
 from kvproxy.tasks import TaskSet
@@ -228,6 +229,9 @@ class FakeFiles:
     left_behind: list[SnapshotName] = field(default_factory=list)
     seen: FileIdentity | None = None
     sha256: str | None = None
+    kind: MemoryKind = MemoryKind.UNKNOWN
+    free: list[int | None] = field(default_factory=lambda: [None])
+    """Given in turn, the last one again and again."""
     ids: str | None = None
     ids_read: int = 0
 
@@ -255,8 +259,11 @@ class FakeFiles:
     async def orphans(self, known: Collection[SnapshotName], owner: Owner) -> tuple[SnapshotName, ...]:
         return tuple(name for name in self.left_behind if name not in known)
 
+    async def kind_of(self, name: SnapshotName) -> MemoryKind:
+        return self.kind
+
     async def free_bytes(self) -> int | None:
-        return None
+        return self.free.pop(0) if len(self.free) > 1 else self.free[0]
 
     async def check_usable(self) -> str | None:
         return None
@@ -433,6 +440,7 @@ class World:
         self.registry = SessionRegistry(self.clock)
         self.changes = 0
         self.emptied = 0
+        self.unable: list[str] = []
         self.tasks = TaskSet(lambda name, error: self.sink(TaskDied(name, error)))
         self.desk = LeaseDesk(
             self.table, self.clock, max_waiting=8, max_wait_seconds=5.0, on_change=lambda: None
@@ -470,7 +478,13 @@ class World:
             self.sink,
             slots_changed=self._changed,
             emptied=self._emptied,
+            unable=self._unable,
         )
+
+    def _unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
+        if epoch == self.table.epoch:
+            self.standing.set(persistence=Persistence(PersistenceMode.OFF, reason, still_saves))
+            self.unable.append(reason)
 
     def _changed(self) -> None:
         self.changes += 1

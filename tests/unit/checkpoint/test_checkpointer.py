@@ -497,3 +497,12 @@ class TestUnderALease:
 
         assert replace(result, detail="") == Checkpoint(O.PUBLISHED, 1000, 5000)
         assert lease.is_released
+
+
+async def test_a_server_that_cannot_save_at_all_is_believed_and_does_not_open_the_breaker() -> None:
+    w = world(ActionFailure(Fault.UNSUPPORTED, "not supported by multimodal", 501), max_failures=1)
+    assert (await save(w)).outcome is O.OFF
+    assert w.unable == ["not supported by multimodal"]
+    assert w.actions.breaker_state is BreakerState.CLOSED
+    assert (await save(w)).outcome is O.OFF
+    assert w.log.count("save 0") == 1

@@ -297,3 +297,31 @@ class TestVacate:
         lease = await lease_for(w, A)
         assert await w.preparer.vacate(lease, S0, None) is None
         assert w.sink.events == []
+
+
+class TestDraftModel:
+    async def test_a_cold_start_is_made_in_an_erased_slot(self) -> None:
+        w = one_slot()
+        w.table.speculates = True
+        w.table.serve(S0, w.table.epoch, None)
+        w.table.served(S0, w.table.epoch, None)
+        await prepare(w)
+        assert actions(w) == ["erase 0"]
+
+    async def test_a_slot_is_emptied_under_the_request_that_failed_in_it(self) -> None:
+        w = one_slot()
+        lease = await lease_for(w, A)
+        w.table.serve(S0, w.table.epoch, stay(A))
+        assert await w.preparer.empty(lease)
+        w.table.served(S0, w.table.epoch, stay(A))
+        assert w.occupant() == "a" * 12
+
+    @pytest.mark.parametrize("is_late", [True, False])
+    async def test_it_says_so_when_that_cannot_be_done(self, is_late: bool) -> None:
+        w = one_slot()
+        w.server.answer("erase", Late() if is_late else FAILED)
+        lease = await lease_for(w, A)
+        w.table.serve(S0, w.table.epoch, stay(A))
+        assert not await w.preparer.empty(lease)
+        w.table.served(S0, w.table.epoch, stay(A))
+        assert w.state() == ("quarantined" if is_late else "resident")

@@ -12,7 +12,7 @@ from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest, diges
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted, TaskDied
 from kvproxy.upstream.breaker import BreakerState
-from kvproxy.upstream.replies import ActionFailure, Fault, Restored
+from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored
 from tests.support.fakes_core import FINGERPRINT, A, B, Late, World, generation_of, manifest_of, settle, stay
 
 S0 = SlotId(0)
@@ -309,6 +309,44 @@ class TestLate:
 
         assert stored(w).current.invalid_reason == DIED
         assert w.store.marks == set()
+
+
+class TestDraftModel:
+    async def test_the_slot_is_erased_before_the_mark_is_made(self) -> None:
+        w = world()
+        w.table.speculates = True
+        assert (await restore(w)).outcome is O.RESTORED
+        assert w.log == ["erase 0", "mark", f"restore 0 {name(w)}", "clear"]
+
+    async def test_without_the_erase_there_is_no_restore(self) -> None:
+        w = world()
+        w.table.speculates = True
+        w.server.answer("erase", ActionFailure(Fault.FAILED, "HTTP 500", 500))
+        assert (await restore(w)).outcome is O.REFUSED
+        assert w.log == ["erase 0"]
+        assert w.state() == "idle"
+        assert stored(w).current.is_valid
+
+    async def test_a_late_erase_is_waited_for_like_any_late_action(self) -> None:
+        w = world()
+        w.table.speculates = True
+        late = Late()
+        w.server.answer("erase", late)
+        assert (await restore(w)).outcome is O.REFUSED
+        assert w.state() == "quarantined"
+        late.end(Erased(1))
+        await settle()
+        assert (w.state(), w.changes) == ("idle", 1)
+        assert stored(w).current.is_valid
+
+
+async def test_a_server_that_cannot_restore_at_all_is_believed_and_does_not_open_the_breaker() -> None:
+    w = world(ActionFailure(Fault.UNSUPPORTED, "not supported by multimodal", 501), max_failures=1)
+    assert (await restore(w)).outcome is O.OFF
+    assert w.unable == ["not supported by multimodal"]
+    assert w.actions.breaker_state is BreakerState.CLOSED
+    assert stored(w).current.is_valid
+    assert w.state() == "idle"
 
 
 class TestAnotherBuild:

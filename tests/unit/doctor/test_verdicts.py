@@ -9,7 +9,6 @@ from kvproxy.doctor.verdicts import (
     ALLOW_SLOTS,
     SET_KEY,
     SET_SAVE_PATH,
-    asleep,
     judge_memory,
     judge_numbers,
     judge_props,
@@ -96,10 +95,6 @@ def test_a_context_that_is_the_models_limit_is_said_to_be() -> None:
 def test_a_server_that_is_not_there_is_told_in_one_sentence() -> None:
     check = judge_props("http://u", Unavailable(Obstacle.UNREACHABLE, "connection refused"))[0]
     assert check.detail == "llama-server at http://u cannot be reached: connection refused"
-
-
-def test_a_sleeping_server_is_not_said_to_be_well() -> None:
-    assert asleep("slots API").result is Result.DEGRADED
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.UNKNOWN])

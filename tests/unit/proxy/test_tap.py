@@ -170,3 +170,9 @@ def test_the_first_byte_has_a_time_and_no_byte_has_none() -> None:
     clock.time = 9.0
     tap.feed(b"b")
     assert tap.first_byte_at == 5.0
+
+
+def test_the_last_of_what_passed_can_be_searched_also_across_pieces() -> None:
+    tap = tapped([b'{"error": "it fail', b'ed here"}'])
+    assert tap.ended_with(b"failed here")
+    assert not tap.ended_with(b"failed there")

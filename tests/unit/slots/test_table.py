@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -331,6 +332,39 @@ class TestDoubt:
 
         room.table.fate_known(S0, room.epoch)
         assert room.state() is SlotState.IDLE
+
+
+class TestEmptying:
+    def test_a_request_sent_again_into_the_emptied_slot_is_its_sessions(self, room: Room) -> None:
+        room.table.serve(S0, room.epoch, stay(A))
+        assert room.table.start_emptying(S0, room.epoch)
+        assert room.table.emptied(S0, room.epoch)
+        room.table.served(S0, room.epoch, stay(A))
+        assert room.table.view(S0).occupant == A
+
+    def test_a_request_that_ends_before_the_erase_does_leaves_nothing_to_believe(self, room: Room) -> None:
+        room.table.serve(S0, room.epoch, stay(A))
+        room.table.start_emptying(S0, room.epoch)
+        room.table.served(S0, room.epoch, stay(A))
+        assert room.state() is SlotState.QUARANTINED
+        room.table.fate_known(S0, room.epoch)
+        assert room.state() is SlotState.IDLE
+
+    def test_it_is_of_its_own_life_only(self, room: Room) -> None:
+        room.table.begin_epoch(2)
+        assert not room.table.start_emptying(S0, room.epoch)
+        assert not room.table.emptied(S0, room.epoch)
+
+
+class TestDraft:
+    def test_a_look_tells_whether_a_draft_model_runs_ahead_and_a_new_life_forgets_it(
+        self, room: Room
+    ) -> None:
+        assert not room.table.speculates
+        room.table.seen([idle(0), replace(idle(1), is_speculative=True)])
+        assert room.table.speculates
+        room.table.begin_epoch(2)
+        assert not room.table.speculates
 
 
 class TestHolders:

@@ -8,8 +8,10 @@ import pytest
 from kvproxy.identifiers import Owner
 from kvproxy.snapshots import files as module
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import new_name
 from kvproxy.upstream.replies import Saved
+from tests.unit.snapshots.layout_samples import attention, slot_file
 from tests.unit.snapshots.samples import OWNER, generation, packed_file, put
 
 DATA = packed_file([5, 6, 7])
@@ -156,3 +158,13 @@ async def test_the_loop_runs_on_while_a_file_is_hashed(
 
 async def _reach(event: asyncio.Event) -> None:
     event.set()
+
+
+async def test_a_file_shows_its_kind_of_memory_or_that_it_shows_none(
+    shared: SharedDirectory,
+) -> None:
+    name = new_name(OWNER)
+    assert await shared.kind_of(name) is MemoryKind.UNKNOWN
+    assert await ServerOwnedFiles().kind_of(name) is MemoryKind.UNKNOWN
+    put(shared.path, slot_file(8, attention(range(8)), attention(range(4, 8))), name)
+    assert await shared.kind_of(name) is MemoryKind.SLIDING_WINDOW

@@ -104,6 +104,12 @@ def test_progress_is_prompt_tokens_processed_plus_tokens_generated() -> None:
     assert replies.parse_slots([entry]) == (SlotInfo(0, True, 7, 24, 24),)
 
 
+@pytest.mark.parametrize(("told", "expected"), [(True, True), (False, False), (None, False), ("yes", False)])
+def test_a_slot_speculates_only_if_it_says_so(told: object, expected: bool) -> None:
+    (slot,) = replies.parse_slots([{"id": 0, "speculative": told}]) or ()
+    assert slot.is_speculative is expected
+
+
 def test_a_slot_that_does_not_say_whether_it_works_is_taken_for_busy() -> None:
     slots = replies.parse_slots([{"id": 0}])
     assert slots is not None

@@ -610,3 +610,44 @@ class TestRunning:
             await running
 
         assert (room.log.count("supported?"), room.grants) == (1, True)
+
+
+class TestUnable:
+    async def test_persistence_is_off_and_said_once_and_requests_are_still_pinned(self) -> None:
+        room = await met()
+        for _ in range(3):
+            room.watch.found_unable(room.table.epoch, "not supported by multimodal")
+        assert room.facts.persistence.mode is PersistenceMode.OFF
+        assert not room.facts.persistence.may_save
+        assert room.facts.state is ServerState.DEGRADED
+        assert (room.facts.pins, room.grants) == (True, True)
+        (warned,) = room.sink.of(Warned)
+        assert "not supported by multimodal" in warned.message
+
+    async def test_what_is_only_useless_to_restore_now_may_still_be_saved_for_the_next_life(self) -> None:
+        room = await met()
+        room.watch.found_unable(room.table.epoch, "no reuse", still_saves=True)
+        assert not room.facts.persistence.is_on
+        assert room.facts.persistence.may_save
+
+    async def test_what_cannot_be_saved_either_is_found_out_later(self) -> None:
+        room = await met()
+        for still_saves in (True, True, False, True):
+            room.watch.found_unable(room.table.epoch, f"saves: {still_saves}", still_saves=still_saves)
+        assert not room.facts.persistence.may_save
+        assert len(room.sink.of(Warned)) == 2
+
+    async def test_the_next_life_is_tried_again(self) -> None:
+        room = await met()
+        room.watch.found_unable(room.table.epoch, "no reuse")
+        await room.ask(PROPS)
+        assert room.facts.persistence.mode is PersistenceMode.OFF
+        await room.ask(OTHER)
+        assert room.facts.persistence.mode is PersistenceMode.PLAIN
+
+    async def test_what_happened_in_a_passed_life_says_nothing_of_this_one(self) -> None:
+        room = await met()
+        passed = room.table.epoch
+        await room.ask(OTHER)
+        room.watch.found_unable(passed, "no reuse")
+        assert room.facts.persistence.is_on
