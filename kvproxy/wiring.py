@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from kvproxy.admin.app import AdminFace, AdminParts
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.checkpointer import Checkpointer
+from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy
@@ -45,7 +46,7 @@ from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.transport import Transport
-from kvproxy.upstream.volatility import Volatility
+from kvproxy.upstream.volatility import Volatility, clears_idle_slots
 from kvproxy.upstream.watch import Watch, WatchParts
 
 
@@ -167,6 +168,7 @@ class Runtime:
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
+                clears_idle_slots=lambda slots: clears_idle_slots(self.client, slots),
             )
         )
         self.volatility = Volatility(self.client, self.table, self.tasks, self.watch.found_volatile)
@@ -215,6 +217,7 @@ class Runtime:
             self.restorer,
             on_switch=settings.checkpoint.on_switch,
             is_strict=settings.failure.strict,
+            borrow=self.desk.borrow,
         )
         self.rounds = Rounds(
             self.table, self.desk, self.checkpointer, self.policy, self.actions.save_seconds, self.clock
@@ -244,18 +247,22 @@ class Runtime:
             settings.server.response_headers,
             settings.server.max_body_bytes,
         )
+        moorings = Moorings(self.table, self.checkpointer, self.policy)
         pinned = PinnedRequests(
             self.table,
             holder,
             sender,
             self.preparer,
             self.checkpointer,
+            moorings,
             self.probe,
             self.volatility,
             self.policy,
             self.clock,
         )
-        unpinned = UnpinnedRequests(holder, sender, self.preparer, self.probe)
+        unpinned = UnpinnedRequests(
+            holder, sender, self.preparer, self.probe, self.table, moorings, self.clock
+        )
         self.exchange = Exchange(
             self.server, holder, sender, pinned, unpinned, self.registry, self.clock, self.bus.emit
         )

@@ -61,6 +61,8 @@ class RestoreOutcome(StrEnum):
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
     SNAPSHOT_INVALID = "snapshot_invalid"
     DOES_NOT_FIT = "does_not_fit"
+    NO_ROOM = "no_room"
+    """The server's memory was full of other slots. It says the same of a file that it cannot read."""
     REFUSED = "refused"
     IMPLAUSIBLE = "implausible"
     TIMED_OUT = "timed_out"
@@ -77,6 +79,7 @@ class RestoreOutcome(StrEnum):
 
 _FAILED_RESTORES = frozenset(
     {
+        RestoreOutcome.NO_ROOM,
         RestoreOutcome.REFUSED,
         RestoreOutcome.IMPLAUSIBLE,
         RestoreOutcome.TIMED_OUT,

@@ -24,7 +24,8 @@ from kvproxy.upstream.replies import ActionFailure, Fault, Restored
 DIED = "the server died while restoring it"
 
 NO_ROOM = "No available space"
-"""llama-server's words when its KV cache is full: nothing that the snapshot could help."""
+"""llama-server's words when its KV cache is full, and also when it cannot read the file. Only where no other
+slot holds anything is it known to be the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Restorer:
     async def restore(self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision) -> Restoration:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
 
-        `base` is the lowest revision that the session's stay may begin with.
+        `base` is the lowest revision that the session's stay may begin with. After NO_ROOM it may be tried
+        again once other slots were emptied.
         """
         found = await self._find(key)
         if isinstance(found, Restoration):
@@ -190,11 +192,18 @@ class Restorer:
                 await self._invalidate(job, DIED)
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.UNREACHABLE, detail=failure.message)
-        if is_refusal and NO_ROOM not in failure.message:
+        if is_refusal and NO_ROOM in failure.message and not self._is_alone(job):
+            self._p.actions.judge(attempt, well=None)
+            return Restoration(RestoreOutcome.NO_ROOM, detail=failure.message)
+        if is_refusal:
             await self._invalidate(job, f"the server refused it: {failure.message}")
         # A file the server does not like says nothing about whether restoring works.
         self._p.actions.judge(attempt, well=None if is_refusal else False, reason=failure.message)
         return Restoration(RestoreOutcome.REFUSED, detail=failure.message)
+
+    def _is_alone(self, job: _Job) -> bool:
+        """Whether no other slot takes up room."""
+        return all(view.is_blank for view in self._p.table.views() if view.id != job.slot)
 
     async def _implausible(self, job: _Job, attempt: Attempt[Restored], result: Restored) -> Restoration:
         detail = f"the server restored {result.tokens} tokens of {job.generation.tokens}"

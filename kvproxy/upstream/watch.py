@@ -9,8 +9,9 @@ was asked; where the build has no marker that tells lives apart, such a break co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kvproxy.clock import Clock
 from kvproxy.errors import UpstreamError
@@ -52,6 +53,10 @@ _HIDDEN = (Obstacle.UNSUPPORTED, Obstacle.UNAUTHORIZED, Obstacle.NOT_LLAMA_SERVE
 """Why `/slots` will not be seen in this life. Any other trouble passes."""
 
 
+async def _not_known(slots: Sequence[SlotInfo]) -> bool | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class WatchParts:
     server: ServerName
@@ -70,6 +75,8 @@ class WatchParts:
     """Called when slots wait to be seen idle."""
     process_changed: Callable[[], None]
     """Called when another process answers: connections to the one before are of no use."""
+    clears_idle_slots: Callable[[Sequence[SlotInfo]], Awaitable[bool | None]] = _not_known
+    """Tries out, while nothing is granted, whether a request in one slot empties another."""
 
 
 class Watch:
@@ -183,11 +190,7 @@ class Watch:
     def _still_there(self, props: Props) -> None:
         facts = self._p.standing.facts
         if not facts.state.has_slots or facts.props != props:
-            is_asleep = props.is_sleeping
-            state = ServerState.SLEEPING if is_asleep else _state_for(facts.persistence)
-            self._p.standing.set(
-                state=state, reason="" if is_asleep else facts.persistence.reason, props=props
-            )
+            self._p.standing.set(props=props, **_as_is(replace(facts, props=props)))
         self._is_suspect = False
         if self._p.standing.facts.pins:
             self._p.desk.resume()
@@ -213,6 +216,8 @@ class Watch:
 
     async def _begin_epoch(self, props: Props, suspicions: int) -> bool:
         """Take up a new life of the server; False if doubt arose meanwhile."""
+        known = self._p.standing.facts
+        has_slept = props.is_sleeping and known.props is not None and known.props.identity == props.identity
         self._p.desk.suspend()
         self._p.registry.lost(v.occupant for v in self._p.table.views() if v.occupant)
         epoch = self._p.table.begin_epoch(props.total_slots)
@@ -221,17 +226,13 @@ class Watch:
         persistence = await self._find_persistence(props)
         meta = await self._p.client.model_meta(ANSWER_SECONDS)
         slots = () if props.is_sleeping else await self._p.client.slots()
+        is_volatile = (has_slept and known.is_volatile) or await self._clears_idle_slots(persistence, slots)
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
         fingerprint = fingerprint_of(props, meta, self._p.runtime_key)
         self._is_suspect = False
-        self._p.standing.facts = Facts(
-            ServerState.SLEEPING if props.is_sleeping else _state_for(persistence),
-            persistence.reason,
-            props,
-            fingerprint,
-            persistence,
-        )
+        facts = Facts(props=props, fingerprint=fingerprint, persistence=persistence)
+        self._p.standing.facts = replace(facts, **_as_is(facts))
         self._lives += 1
         self._p.emit(
             ServerReady(
@@ -239,7 +240,19 @@ class Watch:
             )
         )
         self._admit(props, slots)
+        if is_volatile:
+            self.found_volatile()
+        if self._p.standing.facts.pins:
+            self._p.desk.resume()
+            self._p.look()
         return True
+
+    async def _clears_idle_slots(
+        self, persistence: Persistence, slots: tuple[SlotInfo, ...] | Unavailable
+    ) -> bool:
+        if isinstance(slots, Unavailable) or not persistence.is_on or self._p.desk.has_strays:
+            return False
+        return bool(await self._p.clears_idle_slots(slots))
 
     def _admit(self, props: Props, slots: tuple[SlotInfo, ...] | Unavailable) -> None:
         if isinstance(slots, Unavailable) and slots.reason in _HIDDEN:
@@ -253,8 +266,6 @@ class Watch:
             slots, Unavailable
         ):  # else a batch of somebody's runs: looked at until it is over
             self._p.table.seen(slots)
-        self._p.desk.resume()
-        self._p.look()
 
     async def _find_persistence(self, props: Props) -> Persistence:
         known = self._p.standing.facts
@@ -269,24 +280,31 @@ class Watch:
         return Persistence(PersistenceMode.OFF, _advice(failure))
 
     def found_volatile(self) -> None:
-        """The server was seen to clear idle slots: leave the choice of slots to it."""
-        if self._p.standing.facts.is_volatile:
+        """The server was seen to clear idle slots: save each answer and launch one request at a time; where
+        nothing can be saved, leave the choice of slots to it."""
+        facts = self._p.standing.facts
+        if facts.is_volatile:
             return
-        off = Persistence(PersistenceMode.OFF, VOLATILE_ADVICE)
+        if facts.persistence.is_on:
+            facts = replace(facts, is_volatile=True)
+            self._p.table.found_volatile()
+        else:
+            off = Persistence(PersistenceMode.OFF, VOLATILE_ADVICE)
+            facts = replace(facts, is_volatile=True, persistence=off, pins=False)
+            self._p.desk.stop_pinning()
         self._p.standing.set(
-            state=ServerState.DEGRADED,
-            reason=VOLATILE_ADVICE,
-            persistence=off,
-            is_volatile=True,
-            pins=False,
+            is_volatile=True, persistence=facts.persistence, pins=facts.pins, **_as_is(facts)
         )
-        self._p.desk.stop_pinning()
-        self._p.emit(VolatileSlotsSeen(self._p.server, VOLATILE_ADVICE))
+        self._p.emit(VolatileSlotsSeen(self._p.server, facts.advice))
 
 
-def _state_for(persistence: Persistence) -> ServerState:
-    is_off = persistence.mode is PersistenceMode.OFF
-    return ServerState.DEGRADED if is_off else ServerState.HEALTHY
+def _as_is(facts: Facts) -> dict[str, Any]:
+    """The state of a server that answers, and the reason for it."""
+    if facts.props is not None and facts.props.is_sleeping:
+        return {"state": ServerState.SLEEPING, "reason": ""}
+    is_off = facts.persistence.mode is PersistenceMode.OFF
+    state = ServerState.DEGRADED if is_off or facts.is_volatile else ServerState.HEALTHY
+    return {"state": state, "reason": facts.advice}
 
 
 def _advice(failure: ActionFailure) -> str:

@@ -144,7 +144,13 @@ class FakeLlamaServer:
 
     def _new_bank(self) -> SlotBank:
         setup = self.setup
-        return SlotBank(setup.slots, setup.n_ctx, ram_cache=setup.cache_ram, volatile=setup.volatile)
+        return SlotBank(
+            setup.slots,
+            setup.n_ctx,
+            ram_cache=setup.cache_ram,
+            volatile=setup.volatile,
+            cells=setup.n_ctx if setup.is_shared else None,
+        )
 
     def _actions(self) -> SlotActions | None:
         if self.setup.slot_dir is None:
@@ -155,6 +161,7 @@ class FakeLlamaServer:
             bytes_per_token=self.setup.bytes_per_token,
             faults=self.faults,
             abort=self._abort,
+            has_room=lambda slot, tokens: self._last_engine.bank.has_room(slot, tokens),
             on_save=lambda: self.on_save,
         )
 

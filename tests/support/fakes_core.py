@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -43,6 +43,7 @@ from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.facts import Facts, Persistence, PersistenceMode, ServerState, Standing
 from kvproxy.upstream.replies import (
     ActionFailure,
+    Completed,
     Erased,
     Fault,
     Obstacle,
@@ -157,6 +158,10 @@ class FakeServer:
     def start_erase(self, slot: SlotId) -> Any:
         self.log.append(f"erase {slot}")
         return FakeAction(self._next("erase", Erased(1)))
+
+    async def complete(self, slot: SlotId, prompt: Sequence[int], *, n_predict: int, timeout: float) -> Any:
+        self.log.append(f"complete {slot} {prompt}")
+        return await _answer(self._next("complete", Completed(len(prompt), 0)))
 
     async def props(self, timeout: float = 2.0) -> Any:
         self.log.append("props")
@@ -395,7 +400,12 @@ class World:
             self.parts, is_enabled=restores, verify=verify, timeout_seconds=timeout_seconds
         )
         self.preparer = Preparer(
-            self.parts, self.checkpointer, self.restorer, on_switch=on_switch, is_strict=is_strict
+            self.parts,
+            self.checkpointer,
+            self.restorer,
+            on_switch=on_switch,
+            is_strict=is_strict,
+            borrow=self.desk.borrow,
         )
         self.live(slots)
 
