@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
+from kvproxy.identifiers import Epoch, SlotId
+from kvproxy.telemetry.events import CheckpointEnded
 from tests.acceptance.conftest import Measured, SetStage
 from tests.support.load import Answer, Conversation, client, reuse_share, run_load
+from tests.support.proxy import KvProxy, make_settings
 from tests.support.real import LlamaServer
 
 pytestmark = pytest.mark.real
@@ -93,15 +98,46 @@ async def test_default_flags_are_found_out_before_anybody_is_served_and_named(se
     assert len(stage.kvproxy.events("kv.backend.volatile")) == 1
 
 
-async def test_an_emptied_slot_never_replaces_a_snapshot(set_stage: SetStage) -> None:
-    """Twenty times somebody else's request empties a slot right after an answer was begun in it."""
-    stage = await set_stage(*DEFAULTS)
-    one = Conversation.about("speaker", 200)
-    async with client(stage.url) as session, client(stage.llama.base_url) as foreign:
-        await one.turn(session)
-        for number in range(20):
-            other = Conversation.about(f"foreign {number}", 5, max_tokens=1)
-            answer, _ = await asyncio.gather(one.turn(session), other.turn(foreign))
-            assert answer.status == 200
-            (kept,) = (await stage.kvproxy.admin("GET", "sessions"))["sessions"]
-            assert kept["snapshot"]["tokens"] > 1000
+async def test_20_times_an_emptied_slot_never_replaces_a_snapshot(tiny_llama: Path, tmp_path: Path) -> None:
+    """Each time a request that kvproxy knows nothing of is launched just before an answer is saved."""
+    slot_dir, state_dir = tmp_path / "slots", tmp_path / "state"
+    slot_dir.mkdir()
+    async with LlamaServer(tiny_llama, *DEFAULTS, slot_dir=slot_dir) as llama:
+        settings = make_settings(llama.base_url, state_dir, slot_dir)
+        async with KvProxy(settings) as proxy, client(proxy.base_url) as session:
+            await proxy.ready()
+            one = Conversation.about("speaker", 200)
+            await one.turn(session)
+            await proxy.at_rest()
+            (manifest,) = (state_dir / "manifests").iterdir()
+            published, files = manifest.read_bytes(), sorted(slot_dir.iterdir())
+
+            checkpointer = proxy.runtime.checkpointer
+            write = checkpointer.write
+
+            async def empty_and_write(slot: SlotId, epoch: Epoch, trigger: Trigger) -> Any:
+                body = {"prompt": "somebody else", "n_predict": 1, "id_slot": (slot + 1) % 4}
+                await llama.post_json("/completion", body)
+                return await write(slot, epoch, trigger)
+
+            checkpointer.write = empty_and_write  # type: ignore[method-assign]
+            for _ in range(20):
+                assert (await one.turn(session)).status == 200
+                await proxy.at_rest()
+            ended = [event.outcome for event in proxy.heard(CheckpointEnded)]
+            assert ended.count(CheckpointOutcome.EMPTY) == 20
+            assert (manifest.read_bytes(), sorted(slot_dir.iterdir())) == (published, files)
+
+
+async def test_a_full_memory_is_made_room_in_and_no_snapshot_blamed(set_stage: SetStage) -> None:
+    stage = await set_stage("-c", "4096", "-np", "3", "--kv-unified", "--no-cache-idle-slots")
+    trio = [Conversation.about(f"speaker {n}", 200) for n in range(3)]
+    async with client(stage.url) as session:
+        await trio[0].turn(session)
+        await stage.kvproxy.flush()
+        await stage.llama.restart()
+        for other in trio[1:]:
+            await other.turn(session)
+        back = await trio[0].turn(session)
+        assert (back.outcome, back.reused > back.computed) == ("restored", True)
+        assert (await trio[1].turn(session)).outcome == "restored"
