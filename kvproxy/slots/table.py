@@ -186,7 +186,9 @@ class SlotTable:
         slot will be."""
         if (held := self._current(slot, epoch)) is None:
             return False
-        if held.state is SlotState.RESIDENT:
+        if held.state is SlotState.RESIDENT and self.is_volatile:
+            self._wash_away(held)
+        elif held.state is SlotState.RESIDENT:
             self._move(held, SlotEvent.LOST)
         return self.serve(slot, epoch, occupancy) and self.launched(slot, epoch)
 

@@ -714,6 +714,7 @@ class WatchedTable(SlotTable):
         assert not self.desk.is_suspended
         assert self.desk._gate is None
         assert self.desk._strays == 0
+        assert not (self.is_volatile and any(view.is_in_hand for view in self.views()))
         for slot in held:
             view = self.view(slot)
             assert not view.is_leased
@@ -865,6 +866,10 @@ class Machine(RuleBasedStateMachine):
         self._rest()
 
     @rule()
+    def find_it_volatile(self) -> None:
+        self.table.found_volatile()
+
+    @rule()
     def suspend(self) -> None:
         self.desk.suspend()
 
@@ -906,7 +911,8 @@ class Machine(RuleBasedStateMachine):
         is_open = not (self.desk.is_suspended or self.desk._gate or self.strays)
         if first is not None and is_open and first.want in (pinned(None), FLOATING):
             views = self.table.views()
-            waits_for_others = first.want == FLOATING and any(view.is_in_hand for view in views)
+            is_careful = first.want == FLOATING or self.table.is_volatile
+            waits_for_others = is_careful and any(view.is_in_hand for view in views)
             assert waits_for_others or not any(view.is_free for view in views)
 
     @invariant()

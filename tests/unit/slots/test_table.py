@@ -471,6 +471,13 @@ class TestVolatile:
 
         assert not room.table.is_adrift(A)
 
+    def test_one_whose_unsaved_work_was_in_the_slot_that_an_unpinned_request_took_is_adrift(
+        self, room: Room
+    ) -> None:
+        room.house(stay(A))
+        room.table.take(S0, room.epoch)
+        assert room.table.is_adrift(A)
+
     def test_nobody_is_adrift_in_a_new_life_which_is_not_known_to_be_volatile(self, room: Room) -> None:
         room.table.drift(stay(A), room.epoch)
         room.table.begin_epoch(2)
