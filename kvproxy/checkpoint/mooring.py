@@ -38,7 +38,7 @@ class Moorings:
     @property
     def loose(self) -> tuple[SlotView, ...]:
         """Slots left by dropped requests, seen idle since: nobody has saved them."""
-        return tuple(v for v in self._table.views() if self.are_needed and self._is_loose(v))
+        return tuple(filter(self._is_loose, self._table.views())) if self.are_needed else ()
 
     def _is_loose(self, view: SlotView) -> bool:
         stay = view.occupancy

@@ -63,7 +63,7 @@ class Preparer:
 
     def at_once(self, lease: Lease, session: Session | None) -> Preparation | None:
         """The preparation of a slot that is ready as it is; None if there is something to do."""
-        if session is None:
+        if session is None or lease.is_void:
             return None
         view = self._p.table.view(lease.slot)
         return Preparation(Outcome.RESIDENT) if view.occupant == session.key else None

@@ -39,6 +39,13 @@ def verbs(world: World) -> list[str]:
 
 
 class TestAtOnce:
+    async def test_a_lease_of_a_passed_life_has_no_slot_that_is_ready(self) -> None:
+        w = World()
+        w.house(1, stay(A))
+        lease = await lease_for(w, A)
+        w.live(1)
+        assert w.preparer.at_once(lease, w.session(A)) is None
+
     async def test_a_resident_session_needs_nothing(self) -> None:
         w = one_slot()
         w.house(0, stay(A))
