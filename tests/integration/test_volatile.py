@@ -208,14 +208,13 @@ async def test_a_launch_that_is_not_seen_holds_the_others_only_for_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pinned, "LAUNCH_SECONDS", 0.1)
-    async with house(tmp_path, **VOLATILE, prefill_rate=2000, http_poll=1.0) as here:
-        # While it computes this prompt the server launches nothing.
+    async with house(tmp_path, **VOLATILE, prefill_rate=1000, http_poll=1.0) as here:
+        # For two seconds it computes a batch of this prompt, and launches nothing.
         long = asyncio.create_task(here.proxy.turn(Talk("alpha", words=100, predict=2)))
         await here.proxy.until(lambda: len(here.processing) == 1)
         one = asyncio.create_task(here.proxy.turn(Talk("beta", predict=2)))
         other = asyncio.create_task(here.proxy.turn(Talk("gamma", predict=2)))
-        await here.proxy.until(lambda: here.completions() == 3)
-        assert not long.done()
+        await here.proxy.until(lambda: here.completions() == 3, seconds=1.5)
         for answer in await asyncio.gather(long, one, other):
             assert answer.status == 200
 
