@@ -13,6 +13,7 @@ from kvproxy.admin.app import AdminFace, AdminParts
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
+from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy
@@ -53,7 +54,7 @@ from kvproxy.upstream.living import LivingSlots
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.transport import Transport
-from kvproxy.upstream.volatility import Volatility
+from kvproxy.upstream.volatility import Volatility, clears_idle_slots
 from kvproxy.upstream.watch import Watch, WatchParts
 
 LAST_LOOK_SECONDS = 1.0
@@ -210,6 +211,7 @@ class Runtime:
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
                 readopt=lambda props, slots: self.living.readopt(props, slots),
+                clears_idle_slots=lambda slots: clears_idle_slots(self.client, slots),
             )
         )
         self.living = LivingSlots(
@@ -283,6 +285,7 @@ class Runtime:
             self.restorer,
             on_switch=settings.checkpoint.on_switch,
             is_strict=settings.failure.strict,
+            borrow=self.desk.borrow,
         )
         self.rounds = Rounds(
             self.table, self.desk, self.checkpointer, self.policy, self.actions.save_seconds, self.clock
@@ -313,6 +316,7 @@ class Runtime:
             settings.server.response_headers,
             settings.server.max_body_bytes,
         )
+        moorings = Moorings(self.table, self.checkpointer, self.policy)
         pinned = PinnedRequests(
             self.table,
             holder,
@@ -321,12 +325,15 @@ class Runtime:
             self.restorer.proofs,
             self.checkpointer,
             self.shaper,
+            moorings,
             self.probe,
             self.volatility,
             self.policy,
             self.clock,
         )
-        unpinned = UnpinnedRequests(holder, sender, self.preparer, self.probe)
+        unpinned = UnpinnedRequests(
+            holder, sender, self.preparer, self.probe, self.table, moorings, self.clock
+        )
         self.exchange = Exchange(
             self.server,
             holder,

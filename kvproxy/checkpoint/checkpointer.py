@@ -231,6 +231,7 @@ class Checkpointer:
             self._p.actions.judge(attempt, well=None)
             self._p.table.save_ended(job.slot, job.epoch)
             if doubt.outcome is CheckpointOutcome.EMPTY:
+                self._p.table.drift(job.occupancy, job.epoch)
                 self._p.table.lose(job.slot, job.epoch, is_blank=True)
                 self._p.emptied()
             return await self._discard(job, doubt)

@@ -66,6 +66,8 @@ class RestoreOutcome(StrEnum):
     DOES_NOT_FIT = "does_not_fit"
     NOT_EXTENDED = "not_extended"
     """The prompt leaves the snapshot before its end, and the memory cannot roll back."""
+    NO_ROOM = "no_room"
+    """The server's memory was full of other slots. It says the same of a file that it cannot read."""
     REFUSED = "refused"
     IMPLAUSIBLE = "implausible"
     TIMED_OUT = "timed_out"
@@ -82,6 +84,7 @@ class RestoreOutcome(StrEnum):
 
 _FAILED_RESTORES = frozenset(
     {
+        RestoreOutcome.NO_ROOM,
         RestoreOutcome.REFUSED,
         RestoreOutcome.IMPLAUSIBLE,
         RestoreOutcome.TIMED_OUT,

@@ -5,8 +5,8 @@ On a server that always runs something, and in an agent's loop that never pauses
 moment never comes: past a maximum of dirty seconds or of unsaved tokens a slot is due the moment it is free.
 
 Where more conversations live than slots, the next one to come will have to wait until its victim is saved.
-So under such pressure the victim is saved ahead of the switch, if that is cheap. Never the slot that was used
-last: its conversation goes on, and saving it after each answer would be waste.
+So under such pressure the victims to be are saved ahead of the switch, the next one first, if that is cheap.
+Never the slot that was used last: its conversation goes on, and saving it after each answer would be waste.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ class Pressure:
 def save_ahead(
     views: Sequence[SlotView], policy: CheckpointPolicy, pressure: Pressure, now: float
 ) -> Due | None:
-    """The next victim of a switch, if saving it now costs nobody anything."""
+    """The next victim of a switch that is not saved, if saving it now costs nobody anything."""
     is_pressed = pressure.last_switch is not None and now - pressure.last_switch <= PRESSURE_SECONDS
     placement = place(None, views) if is_pressed and policy.on_switch else None
-    if placement is None:
+    if placement is None or any(v.id == placement.slot and v.occupancy is None for v in views):
         return None
-    victim = next(view for view in views if view.id == placement.slot)
-    if victim.id == _latest(views) or not _is_candidate(victim, policy):
+    latest = _latest(views)
+    dirty = [view for view in views if view.id != latest and _is_candidate(view, policy)]
+    victim = min(dirty, key=lambda view: view.last_used, default=None)
+    if victim is None:
         return None
     cost = pressure.save_seconds(victim.occupancy.tokens if victim.occupancy else None)
     if cost > CHEAP_SECONDS and (_is_busy(views) or now - victim.last_used < cost):

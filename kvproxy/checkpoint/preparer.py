@@ -11,14 +11,23 @@ Runs in a task of the house. A client that leaves meanwhile does not tear a save
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvproxy.checkpoint.actions import ERASE_SECONDS
 from kvproxy.checkpoint.checkpointer import Checkpointer
-from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, RestoreOutcome, Trigger
+from kvproxy.checkpoint.outcome import (
+    CheckpointOutcome,
+    Outcome,
+    Preparation,
+    Reason,
+    RestoreOutcome,
+    Trigger,
+)
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.publisher import Checkpoint
 from kvproxy.checkpoint.restorer import Restoration, Restorer
 from kvproxy.errors import ErrorCode, ReplyError
-from kvproxy.identifiers import SessionKey, SlotId, short
+from kvproxy.identifiers import Epoch, SessionKey, SlotId, short
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease
 from kvproxy.slots.state import SlotState
@@ -43,16 +52,18 @@ class Preparer:
         *,
         on_switch: bool,
         is_strict: bool,
+        borrow: Callable[[Lease], Lease | None],
     ) -> None:
         self._p = parts
         self._checkpointer = checkpointer
         self._restorer = restorer
         self._on_switch = on_switch
         self._is_strict = is_strict
+        self._borrow = borrow
 
     def at_once(self, lease: Lease, session: Session | None) -> Preparation | None:
         """The preparation of a slot that is ready as it is; None if there is something to do."""
-        if session is None:
+        if session is None or lease.is_void:
             return None
         view = self._p.table.view(lease.slot)
         return Preparation(Outcome.RESIDENT) if view.occupant == session.key else None
@@ -105,9 +116,9 @@ class Preparer:
         if lease.is_void or self._p.table.view(lease.slot).state is not SlotState.IDLE:
             return self._cold(lease, session, self._reason_without_trying(session))
         await self._checkpointer.publisher.settled(session.key)
-        result = await self._restorer.restore(
-            lease.slot, lease.epoch, session.key, session.revision, session.asked
-        )
+        result = await self._restore(lease, session)
+        if result.outcome is RestoreOutcome.NO_ROOM and await self._make_room(lease):
+            result = await self._restore(lease, session)
         if result.outcome is RestoreOutcome.RESTORED:
             return Preparation(Outcome.RESTORED, restored_tokens=result.tokens)
         if self._is_strict and result.outcome.is_failure:
@@ -119,6 +130,36 @@ class Preparer:
             )
         await self._blank(lease, occupant, session)
         return self._cold(lease, session, _reason(session, result))
+
+    async def _make_room(self, lease: Lease) -> bool:
+        """Empty the other idle slots, whoever lives there saved first. False if there is none to empty."""
+        borrowed = self._borrow(lease)
+        if borrowed is None:
+            return False
+        try:
+            return any([await self._empty(borrowed, slot) for slot in borrowed.slots])
+        finally:
+            borrowed.release()
+
+    async def _empty(self, borrowed: Lease, slot: SlotId) -> bool:
+        before = self._p.table.view(slot)
+        if borrowed.is_void or before.is_blank or not await self._is_saved(borrowed, slot):
+            return False
+        if self._p.table.view(slot).state is SlotState.RESIDENT:
+            self._p.table.lose(slot, borrowed.epoch)
+        await self._erase(slot, borrowed.epoch)
+        return not borrowed.is_void and self._p.table.view(slot).is_blank
+
+    async def _is_saved(self, borrowed: Lease, slot: SlotId) -> bool:
+        if self._p.table.view(slot).occupant is None:
+            return True
+        result = await self._checkpointer.save(slot, borrowed.epoch, Trigger.SWITCH)
+        return result.outcome in (CheckpointOutcome.PUBLISHED, CheckpointOutcome.CLEAN)
+
+    async def _restore(self, lease: Lease, session: Session) -> Restoration:
+        return await self._restorer.restore(
+            lease.slot, lease.epoch, session.key, session.revision, session.asked
+        )
 
     def _reason_without_trying(self, session: Session) -> Reason:
         """The slot is in no condition to be restored into."""
@@ -135,19 +176,22 @@ class Preparer:
 
     async def erase(self, lease: Lease) -> None:
         """Empty a slot nobody lives in, if that can be done now: one that is not only answers sooner."""
-        if lease.is_void or not self._p.standing.facts.persistence.may_save:
+        await self._erase(lease.slot, lease.epoch)
+
+    async def _erase(self, slot: SlotId, epoch: Epoch) -> None:
+        if epoch != self._p.table.epoch or not self._p.standing.facts.persistence.may_save:
             return
-        view = self._p.table.view(lease.slot)
+        view = self._p.table.view(slot)
         if view.is_blank or view.state is not SlotState.IDLE:
             return
         attempt = await self._p.actions.run(
-            lambda: self._p.client.start_erase(view.id), ERASE_SECONDS, lambda _: self._late(lease)
+            lambda: self._p.client.start_erase(view.id), ERASE_SECONDS, lambda _: self._late(slot, epoch)
         )
         self._p.actions.judge(attempt, well=None)
         if attempt.timed_out:
-            self._p.table.doubt(view.id, lease.epoch)
+            self._p.table.doubt(slot, epoch)
         elif attempt.succeeded:
-            self._p.table.lose(view.id, lease.epoch, is_blank=True)
+            self._p.table.lose(slot, epoch, is_blank=True)
 
     async def empty(self, lease: Lease) -> bool:
         """Erase the slot under a request that has failed and is to be sent again; False if that may not
@@ -156,7 +200,7 @@ class Preparer:
         if not self._p.standing.facts.persistence.may_save or not self._p.table.start_emptying(slot, epoch):
             return False
         attempt = await self._p.actions.run(
-            lambda: self._p.client.start_erase(slot), ERASE_SECONDS, lambda _: self._late(lease)
+            lambda: self._p.client.start_erase(slot), ERASE_SECONDS, lambda _: self._late(slot, epoch)
         )
         self._p.actions.judge(attempt, well=None)
         if not attempt.timed_out:
@@ -167,8 +211,8 @@ class Preparer:
         other = self._p.registry.find(evicted)
         return newcomer.opening is not None and other is not None and other.opening == newcomer.opening
 
-    def _late(self, lease: Lease) -> None:
-        self._p.table.fate_known(lease.slot, lease.epoch)
+    def _late(self, slot: SlotId, epoch: Epoch) -> None:
+        self._p.table.fate_known(slot, epoch)
         self._p.slots_changed()
 
     def _cold(self, lease: Lease, session: Session | None, reason: Reason) -> Preparation:

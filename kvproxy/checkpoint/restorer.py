@@ -34,7 +34,8 @@ RENDER_SECONDS = 5.0
 DIED = "the server died while restoring it"
 
 NO_ROOM = "No available space"
-"""llama-server's words when its KV cache is full: nothing that the snapshot could help."""
+"""llama-server's words when its KV cache is full, and also when it cannot read the file. Only where no other
+slot holds anything is it known to be the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Restorer:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
 
         `base` is the lowest revision that the session's stay may begin with, `asked` the request it is for.
+        After NO_ROOM it may be tried again once other slots were emptied.
         """
         found = await self._find(slot, epoch, key)
         if isinstance(found, Restoration):
@@ -269,14 +271,21 @@ class Restorer:
             self._p.unable(job.epoch, failure.message)
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.OFF, detail=failure.message)
+        if is_refusal and NO_ROOM in failure.message and not self._is_alone(job):
+            self._p.actions.judge(attempt, well=None)
+            return Restoration(RestoreOutcome.NO_ROOM, detail=failure.message)
         if is_refusal and job.is_of_another_build:
             # Its own build may well take it: it is the file format that has changed.
             self._chooser.refused(job.fingerprint, job.present)
-        elif is_refusal and NO_ROOM not in failure.message:
+        elif is_refusal:
             await self._invalidate(job, f"the server refused it: {failure.message}")
         # A file the server does not like says nothing about whether restoring works.
         self._p.actions.judge(attempt, well=None if is_refusal else False, reason=failure.message)
         return Restoration(RestoreOutcome.REFUSED, detail=failure.message)
+
+    def _is_alone(self, job: _Job) -> bool:
+        """Whether no other slot takes up room."""
+        return all(view.is_blank for view in self._p.table.views() if view.id != job.slot)
 
     async def _implausible(self, job: _Job, attempt: Attempt[Restored], result: Restored) -> Restoration:
         detail = f"the server restored {result.tokens} tokens of {job.generation.tokens}"

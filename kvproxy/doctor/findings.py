@@ -119,7 +119,8 @@ def judge_idle_slots(probed: Probed, total_slots: int) -> Check:
     if probed.is_cleared:
         return degraded(
             IDLE_SLOTS,
-            "volatile: a request in one slot clears the conversations in all others",
+            "volatile: a request in one slot clears the conversations in all others, "
+            "so kvproxy has to save every answer and to launch one request at a time",
             KEEP_IDLE_SLOTS,
         )
     return passed(IDLE_SLOTS, "a request in one slot leaves the others alone")

@@ -88,7 +88,10 @@ class Exchange:
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
         if visit.call.reach is Reach.PINNED:
-            return await self.pinned.serve(visit, self._session(visit.call, facts))
+            session = self._session(visit.call, facts)
+            if session is not None and self.pinned.moorings.is_adrift(session.key):
+                return await self.unpinned.serve_adrift(visit, session)
+            return await self.pinned.serve(visit, session)
         return await self.unpinned.serve(visit)
 
     async def _stray(self, visit: Visit, facts: Facts) -> web.StreamResponse:

@@ -51,6 +51,15 @@ class Holder:
         self.emit(SlotAcquired(self.server, *_named(lease), want.purpose, lease.waited_seconds))
         return lease
 
+    async def depart(self, lease: Lease) -> None:
+        """Wait until the request of `lease` may be sent, with the very next step. If the client leaves
+        meanwhile, the lease is given back."""
+        try:
+            await self.desk.depart(lease)
+        except BaseException:
+            self.release(lease)
+            raise
+
     def release(self, lease: Lease) -> None:
         named = _named(lease)
         lease.release()

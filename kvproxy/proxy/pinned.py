@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvproxy.boundary.continuations import ending_of
 from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.checkpointer import Checkpointer
+from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Preparation, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
@@ -15,20 +16,24 @@ from kvproxy.checkpoint.proofs import Proofs
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
-from kvproxy.identifiers import Revision
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
+from kvproxy.proxy.stays import new_stay, remember, stay_after
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
+from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.replies import STALE_DRAFT, Usage
 from kvproxy.upstream.volatility import Volatility
+
+LAUNCH_SECONDS = 60.0
+"""How long others wait, at a server that clears idle slots, for a request to be seen running there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +56,31 @@ class PinnedRequests:
     proofs: Proofs
     checkpointer: Checkpointer
     shaper: Shaper
+    moorings: Moorings
     probe: Probe
     volatility: Volatility
     policy: CheckpointPolicy
     clock: Clock
 
     async def serve(self, visit: Visit, session: Session | None) -> RelayedResponse | None:
-        """The answer; None if the server became another one before the request was sent."""
+        """The answer; None if it has to begin again: the server became another one before the request was
+        sent, or its conversation is not to be pinned any more."""
         want = Want(Purpose.PINNED, session.key if session else None)
         lease = await self.holder.acquire(want, visit.account)
         if lease is None:
             return None
-        preparation: Preparation | ReplyError | None = self.preparer.at_once(lease, session)
+        if session is not None and self.moorings.is_adrift(session.key):
+            self.holder.release(lease)
+            return None
+        preparation: Preparation | ReplyError | None = None
+        if not self.moorings.loose:
+            preparation = self.preparer.at_once(lease, session)
         if preparation is None:
             preparation = await self.holder.see_through(lease, self._prepare(lease, session))
         if isinstance(preparation, ReplyError):
             self.holder.release(lease)
             raise preparation
+        await self.holder.depart(lease)
         if lease.is_void:
             self.holder.release(lease)
             return None
@@ -78,7 +91,8 @@ class PinnedRequests:
         return await self._run(_Run(visit, lease, session, before, before or _new_stay(session, lease)))
 
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
-        preparation = await self.preparer.prepare(lease, session)
+        await self.moorings.moor_loose(lease.epoch)
+        preparation = self.preparer.at_once(lease, session) or await self.preparer.prepare(lease, session)
         # It took a while. A server that is another one by now may have fewer slots, and would run the
         # request in one of them that is in use.
         await self.holder.watch.confirm()
@@ -89,6 +103,7 @@ class PinnedRequests:
         call, lease, began = run.visit.call, run.lease, self.clock.now()
         self.table.serve(lease.slot, lease.epoch, run.stay)
         self.holder.desk.reconsider()
+        seen = asyncio.get_running_loop().call_later(LAUNCH_SECONDS, self.holder.desk.launched, lease)
         after: Trigger | None = None
         try:
             body = splice(call.body, lease.slot, cache_prompt=call.is_owner)
@@ -111,6 +126,7 @@ class PinnedRequests:
             self._dropped(run)
             raise
         finally:
+            seen.cancel()
             self._end(run, after)
         self.volatility.request_ended(lease.slots[0], began)
         verdict = run.visit.account.done(response)
@@ -133,11 +149,7 @@ class PinnedRequests:
             self.table.served(lease.slot, lease.epoch, run.before)
             return None
         usage = run.visit.account.usage
-        generated = usage.generated or 0
-        # The last token was sampled, but never computed: it is not in the slot.
-        tokens = None if usage.prompt is None else usage.prompt + max(0, generated - 1)
-        computed = (usage.computed or 0) + generated
-        changed = run.stay.changed(self.clock.now(), tokens, computed) if run.stay else None
+        changed = stay_after(run.stay, usage, self.clock.now()) if run.stay else None
         self.table.served(lease.slot, lease.epoch, changed)
         if changed is None:
             return None
@@ -176,7 +188,12 @@ class PinnedRequests:
 
     def _end(self, run: _Run, after: Trigger | None) -> None:
         if not run.lease.is_void:
-            self._remember(run)
+            view = self.table.view(run.lease.slot)
+            if run.session is not None and not run.lease.is_fork:
+                remember(run.session, view.occupancy)
+            if self.moorings.are_needed and view.state is SlotState.RESIDENT and view.occupancy is not None:
+                self.holder.tasks.spawn(self._moor(run.lease, view.occupancy), name="moor a session")
+                return
             if after is not None:
                 self.holder.tasks.spawn(
                     self._checkpoint(run.lease, after), name=f"checkpoint after a {after}"
@@ -184,15 +201,12 @@ class PinnedRequests:
                 return
         self.holder.release(run.lease)
 
-    def _remember(self, run: _Run) -> None:
-        session = run.session
-        if session is None or run.lease.is_fork:
-            return
-        session.requests += 1
-        session.was_resident, session.lost_to_restart = True, False
-        occupancy = self.table.view(run.lease.slot).occupancy
-        if occupancy is not None:
-            session.revision = Revision(max(session.revision, occupancy.revision))
+    async def _moor(self, lease: Lease, stay: Occupancy) -> None:
+        try:
+            await self.holder.desk.until_located()
+            await self.moorings.moor(lease.slot, lease.epoch, stay)
+        finally:
+            self.holder.release(lease)
 
     async def _checkpoint(self, lease: Lease, trigger: Trigger) -> None:
         try:
@@ -204,6 +218,4 @@ class PinnedRequests:
 
 
 def _new_stay(session: Session | None, lease: Lease) -> Occupancy | None:
-    if session is None or lease.is_fork:
-        return None
-    return Occupancy(session.key, session.revision, session.revision)
+    return None if session is None or lease.is_fork else new_stay(session)

@@ -13,6 +13,10 @@ Three shapes of lease serve requests:
  EXCLUSIVE  the request may use several slots: all of them, from beginning to end.
 CHECKPOINT leases are taken without waiting: a save never queues behind users, nor they behind a line of it.
 
+Where the server clears idle slots whenever it launches a request, there is one more rule: nothing is granted
+while anything of ours is on its way, so that what was restored is still there when its request is launched,
+and what was answered is saved before another launch clears it.
+
 The line is first come, first served, with two refinements: a waiter that can only be served by one slot
 (its own session's) does not hold up the others, while one that needs many does, or it would starve.
 """
@@ -23,31 +27,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import count
 
 from kvproxy.clock import Clock
 from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, ReplyError
-from kvproxy.identifiers import Epoch, SessionKey, SlotId
-from kvproxy.slots.placement import Placement, place
+from kvproxy.identifiers import Epoch, SlotId
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
+from kvproxy.slots.want import Purpose, Want, any_in_hand, choose
 
-
-class Purpose(StrEnum):
-    PINNED = "pinned"
-    FLOATING = "floating"
-    EXCLUSIVE = "exclusive"
-    CHECKPOINT = "checkpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What a request asks of the desk. `session` is None for one that owns nothing."""
-
-    purpose: Purpose
-    session: SessionKey | None = None
+__all__ = ["Lease", "LeaseDesk", "Purpose", "Want"]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +52,8 @@ class Lease:
     waited_seconds: float
     _desk: LeaseDesk = field(repr=False)
     is_released: bool = False
+    has_departed: bool = False
+    """Its request may be launched any moment."""
 
     @property
     def slot(self) -> SlotId:
@@ -114,6 +106,7 @@ class LeaseDesk:
         self._on_change = on_change
         self._on_unseen = on_unseen
         self._opened = asyncio.Event()
+        self._moved = asyncio.Event()
         self._line: deque[_Waiter] = deque()
         self._ids = count(1)
         self._gate: Lease | None = None
@@ -203,12 +196,17 @@ class LeaseDesk:
         """The leases of before are void; with them goes a gate one of them had closed."""
         self._gate = None
         self._opened.set()
+        self._moved.set()
         self._out.clear()
         self._returned.set()
 
     def stray_began(self) -> None:
         """A request is on its way without a lease, to a server that was not ready for one."""
         self._strays += 1
+
+    @property
+    def has_strays(self) -> bool:
+        return self._strays > 0
 
     def stray_ended(self) -> None:
         self._strays -= 1
@@ -233,16 +231,51 @@ class LeaseDesk:
         lease.slots += fresh
         return fresh
 
+    def claim(self, lease: Lease, slot: SlotId) -> bool:
+        """Whether `lease` holds `slot`, in which its request was found: it may have come free only after
+        that was sent. False if somebody else has it still."""
+        if lease.is_released or lease.is_void:
+            return False
+        if slot not in lease.slots and not self.table.view(slot).is_leased:
+            self.table.hold((slot,), lease.id)
+            lease.slots += (slot,)
+        return slot in lease.slots
+
+    def borrow(self, lease: Lease) -> Lease | None:
+        """A lease of all free slots, for the holder of `lease`, to whom the server has no room to give."""
+        free = tuple(view.id for view in self.table.views() if view.is_free)
+        return self._lease(Want(Purpose.CHECKPOINT), free, 0.0) if free and not lease.is_void else None
+
+    async def depart(self, lease: Lease) -> None:
+        """Wait until the request of `lease` may be sent: with the next step of the caller it is.
+
+        A request that the server puts where it likes, or by which it clears slots, must not meet the end of
+        another: what that left has to be saved first.
+        """
+        while self._must_be_alone(lease) and any(v.is_in_hand for v in self._others(lease)):
+            self._moved.clear()
+            await self._moved.wait()
+        lease.has_departed = True
+
+    def _must_be_alone(self, lease: Lease) -> bool:
+        floats = lease.want.purpose is Purpose.FLOATING
+        return (floats or self.table.is_volatile) and not lease.is_void
+
+    def _others(self, lease: Lease) -> list[SlotView]:
+        return [view for view in self.table.views() if view.id not in lease.slots]
+
     async def until_located(self) -> None:
-        """Wait until it is known of every floating request which slot it took."""
-        while self._gate is not None:
+        """Wait until it is known of every floating request that was sent which slot it took."""
+        while self._gate is not None and self._gate.has_departed:
             self._opened.clear()
             await self._opened.wait()
 
     def launched(self, lease: Lease) -> None:
         """The answer to the request of a pinned `lease` has begun."""
-        if self.table.launched(lease.slot, lease.epoch) and self._line:
-            self._pump()
+        if self.table.launched(lease.slot, lease.epoch):
+            self._moved.set()
+            if self._line:
+                self._pump()
 
     def release(self, lease: Lease) -> None:
         """Give everything back. Twice is a bug; of a passed epoch there is nothing to give."""
@@ -285,9 +318,11 @@ class LeaseDesk:
 
     @property
     def _is_closed(self) -> bool:
-        return self._suspended or self._gate is not None or self._strays > 0
+        is_shut = self._suspended or self._gate is not None or self._strays > 0
+        return is_shut or (self.table.is_volatile and any_in_hand(self.table.views()))
 
     def _served(self) -> None:
+        self._moved.set()
         if self._line:
             self._pump()
         self._on_change()
@@ -300,8 +335,9 @@ class LeaseDesk:
     @property
     def awaits_launch(self) -> bool:
         """Whether somebody could be served, were it seen that the requests of others run."""
+        is_serial = self.table.is_volatile and bool(self._line)
         floats = any(waiter.want.purpose is Purpose.FLOATING for waiter in self._line)
-        return floats and any(
+        return (is_serial or floats) and any(
             view.state is SlotState.SERVING and not view.is_underway for view in self.table.views()
         )
 
@@ -321,7 +357,7 @@ class LeaseDesk:
             self._on_unseen()
 
     def _grant(self, waiter: _Waiter) -> bool:
-        choice = self._choose(waiter.want)
+        choice = choose(waiter.want, self.table.views())
         if choice is None:
             return False
         slots, is_fork = choice
@@ -330,16 +366,6 @@ class LeaseDesk:
             self._gate = lease
         waiter.granted.set_result(lease)
         return True
-
-    def _choose(self, want: Want) -> tuple[tuple[SlotId, ...], bool] | None:
-        views = self.table.views()
-        if want.purpose is Purpose.PINNED:
-            placement = place(want.session, views)
-            return None if placement is None else _single(placement)
-        free = tuple(view.id for view in views if view.is_free)
-        is_floating = want.purpose is Purpose.FLOATING
-        enough = bool(free) and not _any_in_hand(views) if is_floating else _all_free(views)
-        return (free, False) if enough else None
 
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
         lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)
@@ -355,16 +381,3 @@ class LeaseDesk:
 
 def _line_full() -> CapacityError:
     return CapacityError(ErrorCode.QUEUE_FULL, "too many requests wait for a slot", status=429)
-
-
-def _single(placement: Placement) -> tuple[tuple[SlotId, ...], bool]:
-    return (placement.slot,), placement.is_fork
-
-
-def _any_in_hand(views: tuple[SlotView, ...]) -> bool:
-    return any(view.is_in_hand for view in views)
-
-
-def _all_free(views: tuple[SlotView, ...]) -> bool:
-    # A quarantined slot is not free: it may be in no condition for a request that touches all.
-    return bool(views) and all(view.is_free for view in views)

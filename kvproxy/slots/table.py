@@ -19,6 +19,9 @@ from kvproxy.slots.slot import Occupancy, Sight, SlotView
 from kvproxy.slots.state import SlotEvent, SlotState, advance
 from kvproxy.upstream.replies import SlotInfo
 
+_MAY_BE_IDLE = (SlotState.RESIDENT, SlotState.RESTORING, SlotState.SAVING, SlotState.CANCELLING)
+"""For all we know, the server runs nothing there."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeenTask:
@@ -53,6 +56,9 @@ class _Slot:
     """When the last lease on it was given back."""
     last_task: SeenTask | None = None
     """What it was seen to have run last, since then."""
+    was_swept: bool = False
+    """Another request was launched while this slot was in somebody's hands: what it held may be gone, and
+    nothing but a save can tell."""
 
     def view(self) -> SlotView:
         leased = self.holder is not None
@@ -85,6 +91,9 @@ class SlotTable:
         """Monotonic seconds at which somebody last had to leave a slot."""
         self.speculates = False
         """Whether a draft model runs ahead of the slots."""
+        self.is_volatile = False
+        """The server clears every idle slot when it launches a request in another one."""
+        self._adrift: dict[SessionKey, Revision] = {}
 
     # -- a life of the server --------------------------------------------------------------------------
 
@@ -92,6 +101,8 @@ class SlotTable:
         """Forget everything: `total_slots` slots of which nothing is known. Leases of before are void."""
         self.epoch = Epoch(self.epoch + 1)
         self.speculates = False
+        self.is_volatile = False
+        self._adrift.clear()
         now = self._clock.now()
         self._slots = {SlotId(n): _Slot(SlotId(n), now) for n in range(total_slots)}
         return self.epoch
@@ -112,7 +123,7 @@ class SlotTable:
                 slot.state = advance(slot.state, SlotEvent.SEEN_IDLE)
                 slot.is_blank = not info.n_prompt_tokens
             elif slot.state is SlotState.SERVING and info.is_processing:
-                slot.was_seen_running = True
+                self._launched(slot)
             elif slot.state is SlotState.RESIDENT and not info.is_processing:
                 if slot.changed_at < asked_at:
                     slot.sight = Sight(info.id_task, info.n_prompt_tokens)
@@ -183,6 +194,11 @@ class SlotTable:
     def slot_of(self, session: SessionKey) -> SlotView | None:
         return next((v for v in self.views() if v.occupant == session), None)
 
+    def is_adrift(self, session: SessionKey) -> bool:
+        """Whether the newest work of `session` is in no file and in no slot that may be believed: at most
+        in the server's own memory, where only a request that is not pinned finds it."""
+        return session in self._adrift
+
     # -- leases (called by the desk alone) ----------------------------------------------------------------
 
     def hold(self, slots: Iterable[SlotId], holder: int) -> None:
@@ -199,6 +215,8 @@ class SlotTable:
                 raise InvariantError(f"lease {holder} gives back slot {slot}, held by {held.holder}")
             held.holder = None
             held.free_since, held.last_task = self._clock.now(), None
+            if held.was_swept and held.state is SlotState.RESIDENT:
+                self._wash_away(held)
 
     # -- a request ---------------------------------------------------------------------------------------
 
@@ -209,28 +227,34 @@ class SlotTable:
         self._move(held, SlotEvent.SERVE)
         held.occupancy, held.is_blank = occupancy, False
         held.met_doubt = held.pending_actions > 0
-        held.was_seen_running, held.since = False, self._clock.now()
+        held.was_seen_running, held.was_swept, held.since = False, False, self._clock.now()
+        if occupancy is not None:
+            self._adrift.pop(occupancy.session, None)
         return True
 
     def launched(self, slot: SlotId, epoch: Epoch) -> bool:
         """The request in `slot` was seen to run: its answer has begun."""
         if (held := self._current(slot, epoch)) is None:
             return False
-        held.was_seen_running = True
+        self._launched(held)
         return True
 
-    def take(self, slot: SlotId, epoch: Epoch) -> bool:
-        """An unpinned request was seen in `slot`: whoever lived there does no more."""
+    def take(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None = None) -> bool:
+        """An unpinned request was seen in `slot`: whoever lived there does no more. `occupancy` is whose the
+        slot will be."""
         if (held := self._current(slot, epoch)) is None:
             return False
-        if held.state is SlotState.RESIDENT:
+        if held.state is SlotState.RESIDENT and self.is_volatile:
+            self._wash_away(held)
+        elif held.state is SlotState.RESIDENT:
             self._move(held, SlotEvent.LOST)
-        return self.serve(slot, epoch, None) and self.launched(slot, epoch)
+        return self.serve(slot, epoch, occupancy) and self.launched(slot, epoch)
 
     def served(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None) -> bool:
         """The request in `slot` ended; None where what it left is nobody's."""
         if (held := self._current(slot, epoch)) is None:
             return False
+        self._launched(held)
         self._end(held, occupancy)
         return True
 
@@ -258,6 +282,23 @@ class SlotTable:
         held.met_doubt = held.pending_actions > 0
         return True
 
+    # -- a server that clears idle slots -----------------------------------------------------------------
+
+    def found_volatile(self) -> None:
+        """The server clears idle slots: none that nobody has in hand is believed any more."""
+        self.is_volatile = True
+        self._sweep(None)
+
+    def drift(self, stay: Occupancy, epoch: Epoch) -> None:
+        """What `stay` holds could not be saved, and its slot is not to be believed: its session is adrift."""
+        if epoch != self.epoch:
+            return
+        self._adrift[stay.session] = stay.revision
+        for slot in self._slots.values():
+            is_its_own = slot.occupancy is not None and slot.occupancy.session == stay.session
+            if is_its_own and slot.state is SlotState.RESIDENT:
+                self._wash_away(slot)
+
     # -- a switch ----------------------------------------------------------------------------------------
 
     def lose(self, slot: SlotId, epoch: Epoch, *, is_blank: bool = False) -> bool:
@@ -284,11 +325,18 @@ class SlotTable:
 
     def save_ended(self, slot: SlotId, epoch: Epoch) -> bool:
         """The server is done with the slot; what it wrote is another matter."""
-        return self._moved(slot, epoch, SlotEvent.SAVE_ENDED)
+        if (held := self._current(slot, epoch)) is None:
+            return False
+        self._move(held, SlotEvent.SAVE_ENDED)
+        if held.was_swept:
+            self._wash_away(held)
+        return True
 
     def checkpointed(self, slot: SlotId, epoch: Epoch, session: SessionKey, revision: Revision) -> bool:
         """`revision` of `session` is safe now. False if it does not live in `slot` any more."""
         held = self._current(slot, epoch)
+        if held is not None and self._adrift.get(session, revision + 1) <= revision:
+            del self._adrift[session]
         if held is None or held.occupancy is None or held.occupancy.session != session:
             return False
         held.occupancy = held.occupancy.checkpointed(revision)
@@ -353,11 +401,43 @@ class SlotTable:
         slot.state = advance(slot.state, event)
         if event is not SlotEvent.SAVE:  # before some saves the slot is rewound
             slot.sight, slot.changed_at = None, self._clock.now()
+        if slot.state is SlotState.IDLE:
+            slot.was_swept = False
+
+    def _launched(self, slot: _Slot) -> None:
+        if not slot.was_seen_running:
+            slot.was_seen_running = True
+            self._sweep(slot)
+
+    def _sweep(self, launched: _Slot | None) -> None:
+        """A launch clears every other slot in which nothing runs."""
+        if not self.is_volatile:
+            return
+        holders = (None, launched.holder if launched else None)
+        for slot in self._slots.values():
+            if slot is launched:
+                continue
+            if slot.state is SlotState.RESIDENT and slot.holder in holders:
+                self._wash_away(slot)
+            elif slot.state in _MAY_BE_IDLE:
+                slot.was_swept = True
+
+    def _wash_away(self, slot: _Slot) -> None:
+        """The server emptied it, or may have. It is not called blank: one that only ran out of room empties
+        some slots and leaves others."""
+        if slot.occupancy is not None and slot.occupancy.is_dirty:
+            self._adrift[slot.occupancy.session] = slot.occupancy.revision
+        self._move(slot, SlotEvent.LOST)
+        slot.occupancy, slot.is_blank = None, False
 
     def _settled(self, slot: _Slot) -> None:
         # What a dropped request had computed is kept: a client that retries continues from there.
         occupancy = slot.occupancy
+        was_swept, slot.was_swept = slot.was_swept, False
+        self._launched(slot)
         self._end(slot, occupancy.changed(self._clock.now(), None, 0) if occupancy else None)
+        if was_swept and slot.state is SlotState.RESIDENT:
+            self._wash_away(slot)
 
     def _end(self, slot: _Slot, occupancy: Occupancy | None) -> None:
         slot.last_used = self._clock.now()

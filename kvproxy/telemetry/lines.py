@@ -103,6 +103,7 @@ _RESTORE_CODES: Final[Mapping[RestoreOutcome, ErrorCode]] = {
     RestoreOutcome.NO_SNAPSHOT: ErrorCode.SNAPSHOT_NOT_FOUND,
     RestoreOutcome.FINGERPRINT_MISMATCH: ErrorCode.SNAPSHOT_INCOMPATIBLE,
     RestoreOutcome.SNAPSHOT_INVALID: ErrorCode.SNAPSHOT_CORRUPT,
+    RestoreOutcome.NO_ROOM: ErrorCode.RESTORE_FAILED,
     RestoreOutcome.REFUSED: ErrorCode.RESTORE_FAILED,
     RestoreOutcome.IMPLAUSIBLE: ErrorCode.RESTORE_FAILED,
     RestoreOutcome.TIMED_OUT: ErrorCode.OPERATION_TIMEOUT,

@@ -9,9 +9,13 @@ from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.replies import Props
 
-VOLATILE_ADVICE = (
-    "the server clears idle slots whenever another one starts (unified KV with idle clearing, the default): "
-    "start llama-server with an explicit -np N, or with --no-cache-idle-slots, or with --cache-ram 0"
+_CLEARS = (
+    "the server clears idle slots whenever another one starts (unified KV with idle clearing, the default)"
+)
+_FLAGS = "start llama-server with an explicit -np N, or with --no-cache-idle-slots, or with --cache-ram 0"
+VOLATILE_ADVICE = f"{_CLEARS}: {_FLAGS}"
+SERIAL_ADVICE = (
+    f"{_CLEARS}, so requests are launched one after the other and every answer is saved at its end: {_FLAGS}"
 )
 NO_SLOTS_ADVICE = "GET /slots is switched off: start llama-server without --no-slots"
 WINDOW_ADVICE = (
@@ -30,7 +34,7 @@ def cannot_be_reached(url: str, reason: str) -> str:
 class ServerState(StrEnum):
     HEALTHY = "healthy"
     DEGRADED = "degraded"
-    """It serves, but nothing can be saved or restored."""
+    """It serves, but not everything works as it could; the reason says what, and what to change."""
     LOADING = "loading"
     SLEEPING = "sleeping"
     UNREACHABLE = "unreachable"
@@ -88,6 +92,11 @@ class Facts:
     def model(self) -> str:
         """The model's name for keys and for people: its path, which an alias does not change."""
         return self.props.model_path if self.props else ""
+
+    @property
+    def advice(self) -> str:
+        """What does not work as it could, and what to change; empty if nothing is known."""
+        return SERIAL_ADVICE if self.is_volatile and self.persistence.is_on else self.persistence.reason
 
     @property
     def n_ctx(self) -> int | None:

@@ -12,6 +12,7 @@ from kvproxy.clock import Clock
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Lease, LeaseDesk, Purpose
 from kvproxy.slots.settling import Settling
+from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.client import LlamaServer
@@ -43,10 +44,18 @@ class Flight:
     """It may change slots without running in them: then it was in all that are held."""
     was_dropped: bool = False
     taken: tuple[SlotId, ...] = ()
+    stay: Occupancy | None = None
+    """The session's whose request it is: it adopts the slot, if it took one alone. None if it is nobody's."""
+    left: Occupancy | None = None
+    """What of that stay the answer left in the slot; None if nothing that can be believed."""
 
-    def end(self, *, was_dropped: bool) -> None:
-        self.was_dropped = was_dropped
+    def end(self, *, was_dropped: bool, left: Occupancy | None = None) -> None:
+        self.was_dropped, self.left = was_dropped, left
         self.ended.set()
+
+    @property
+    def adopts(self) -> bool:
+        return self.stay is not None and len(self.taken) == 1
 
 
 class Probe:
@@ -128,18 +137,15 @@ class Probe:
         return Flight(lease, tasks, body_bytes, asyncio.Event(), leaves_no_trace)
 
     async def follow(self, flight: Flight) -> None:
-        """See an unpinned request through: find its slots, let the others go, give its own back."""
-        try:
-            if flight.lease.want.purpose is Purpose.FLOATING:
-                await self._locate(flight)
-            await flight.ended.wait()
-            if not flight.taken and not await self._look_for(flight):
-                # Nobody can say where it ran: in any of them.
-                self._take(flight, flight.lease.slots)
-            self._conclude(flight)
-        finally:
-            flight.lease.release()
-            self.want()
+        """See an unpinned request through to its end: find its slots, and let the others go. Who calls holds
+        the lease, and gives it back."""
+        if flight.lease.want.purpose is Purpose.FLOATING:
+            await self._locate(flight)
+        await flight.ended.wait()
+        if not flight.taken and not await self._look_for(flight):
+            # Nobody can say where it ran: in any of them.
+            self._take(flight, flight.lease.slots)
+        self._conclude(flight)
 
     async def _locate(self, flight: Flight) -> None:
         delays = iter(LOCATE_SECONDS)
@@ -175,7 +181,7 @@ class Probe:
     def _take(self, flight: Flight, slots: tuple[SlotId, ...]) -> None:
         flight.taken = slots
         for slot in slots:
-            self._table.take(slot, flight.lease.epoch)
+            self._table.take(slot, flight.lease.epoch, flight.stay if flight.adopts else None)
 
     def _conclude(self, flight: Flight) -> None:
         epoch = flight.lease.epoch
@@ -191,4 +197,5 @@ class Probe:
             if flight.was_dropped:
                 self._table.broke_off(slot, epoch, Settling(slot, was_seen=True))
             else:
-                self._table.served(slot, epoch, None)
+                is_held = flight.adopts and self._desk.claim(flight.lease, slot)
+                self._table.served(slot, epoch, flight.left if is_held else None)

@@ -9,8 +9,9 @@ was asked; where the build has no marker that tells lives apart, such a break co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, UpstreamError
@@ -57,6 +58,10 @@ _HIDDEN = (Obstacle.UNSUPPORTED, Obstacle.UNAUTHORIZED, Obstacle.NOT_LLAMA_SERVE
 """Why `/slots` will not be seen in this life. Any other trouble passes."""
 
 
+async def _not_known(slots: Sequence[SlotInfo]) -> bool | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class WatchParts:
     server: ServerName
@@ -77,6 +82,8 @@ class WatchParts:
     """Called when another process answers: connections to the one before are of no use."""
     readopt: Callable[[Props, tuple[SlotInfo, ...]], None] = lambda props, slots: None
     """Called at the first look at the slots since kvproxy started."""
+    clears_idle_slots: Callable[[Sequence[SlotInfo]], Awaitable[bool | None]] = _not_known
+    """Tries out, while nothing is granted, whether a request in one slot empties another."""
 
 
 class Watch:
@@ -197,11 +204,7 @@ class Watch:
     def _still_there(self, props: Props) -> None:
         facts = self._p.standing.facts
         if not facts.state.has_slots or facts.props != props:
-            is_asleep = props.is_sleeping
-            state = ServerState.SLEEPING if is_asleep else _state_for(facts.persistence)
-            self._p.standing.set(
-                state=state, reason="" if is_asleep else facts.persistence.reason, props=props
-            )
+            self._p.standing.set(props=props, **_as_is(replace(facts, props=props)))
         self._is_suspect = False
         if self._p.standing.facts.pins:
             self._p.desk.resume()
@@ -229,12 +232,15 @@ class Watch:
 
     async def _begin_epoch(self, props: Props, suspicions: int) -> bool:
         """Take up a new life of the server; False if doubt arose meanwhile."""
+        known = self._p.standing.facts
+        has_slept = props.is_sleeping and known.props is not None and known.props.identity == props.identity
         self._p.desk.suspend()
         self._p.registry.lost(v.occupant for v in self._p.table.views() if v.occupant)
         epoch = self._p.table.begin_epoch(props.total_slots)
         self._p.desk.epoch_began()
         self._p.process_changed()
         met = await self._p.introduction.meet(props, self._p.standing.facts)
+        is_volatile = (has_slept and known.is_volatile) or await self._clears_idle_slots(met)
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
         self._is_suspect = self._is_changed = False
@@ -247,7 +253,18 @@ class Watch:
         self._admit(props, met.slots)
         if met.leftover is not None:
             self._settle(met.leftover, epoch)
+        if is_volatile:
+            self.found_volatile()
+        if self._p.standing.facts.pins:
+            self._p.desk.resume()
+            self._p.look()
         return True
+
+    async def _clears_idle_slots(self, met: Acquaintance) -> bool:
+        is_quiet = met.leftover is None and not self._p.desk.has_strays
+        if isinstance(met.slots, Unavailable) or not met.persistence.is_on or not is_quiet:
+            return False
+        return bool(await self._p.clears_idle_slots(met.slots))
 
     def _settle(self, leftover: Leftover, epoch: Epoch) -> None:
         """Grant the slot of a canary that did not end in time once nothing of it can come any more."""
@@ -281,8 +298,6 @@ class Watch:
             self._p.table.seen(slots)
         if self._lives == 1:
             self._p.readopt(props, () if isinstance(slots, Unavailable) else slots)
-        self._p.desk.resume()
-        self._p.look()
 
     def found_foreign(self, slots: Sequence[SlotId]) -> None:
         """Somebody else ran something in `slots`, and what we believed of them is gone."""
@@ -310,33 +325,39 @@ class Watch:
         self._p.emit(Warned(f"{what} until the server is started again: {reason}", _UNSUPPORTED))
 
     def found_volatile(self) -> None:
-        """The server was seen to clear idle slots: leave the choice of slots to it."""
-        if self._p.standing.facts.is_volatile:
+        """The server was seen to clear idle slots: save each answer and launch one request at a time; where
+        nothing can be saved, leave the choice of slots to it."""
+        facts = self._p.standing.facts
+        if facts.is_volatile:
             return
-        off = Persistence(PersistenceMode.OFF, VOLATILE_ADVICE)
+        if facts.persistence.is_on:
+            facts = replace(facts, is_volatile=True)
+            self._p.table.found_volatile()
+        else:
+            off = Persistence(PersistenceMode.OFF, VOLATILE_ADVICE)
+            facts = replace(facts, is_volatile=True, persistence=off, pins=False)
+            self._p.desk.stop_pinning()
         self._p.standing.set(
-            state=ServerState.DEGRADED,
-            reason=VOLATILE_ADVICE,
-            persistence=off,
-            is_volatile=True,
-            pins=False,
+            is_volatile=True, persistence=facts.persistence, pins=facts.pins, **_as_is(facts)
         )
-        self._p.desk.stop_pinning()
-        self._p.emit(VolatileSlotsSeen(self._p.server, VOLATILE_ADVICE))
+        self._p.emit(VolatileSlotsSeen(self._p.server, facts.advice))
 
 
 def _facts(props: Props, met: Acquaintance) -> Facts:
-    return Facts(
-        ServerState.SLEEPING if props.is_sleeping else _state_for(met.persistence),
-        met.persistence.reason,
-        props,
-        met.fingerprint,
-        met.persistence,
-        met.kind,
-        met.canary,
+    facts = Facts(
+        props=props,
+        fingerprint=met.fingerprint,
+        persistence=met.persistence,
+        kind=met.kind,
+        canary=met.canary,
     )
+    return replace(facts, **_as_is(facts))
 
 
-def _state_for(persistence: Persistence) -> ServerState:
-    is_off = persistence.mode is PersistenceMode.OFF
-    return ServerState.DEGRADED if is_off else ServerState.HEALTHY
+def _as_is(facts: Facts) -> dict[str, Any]:
+    """The state of a server that answers, and the reason for it."""
+    if facts.props is not None and facts.props.is_sleeping:
+        return {"state": ServerState.SLEEPING, "reason": ""}
+    is_off = facts.persistence.mode is PersistenceMode.OFF
+    state = ServerState.DEGRADED if is_off or facts.is_volatile else ServerState.HEALTHY
+    return {"state": state, "reason": facts.advice}

@@ -1,4 +1,4 @@
-"""A server started without `-np` clears idle slots: nothing can be pinned or kept, and nothing made worse."""
+"""A server started without `-np` clears idle slots: the flag is named, and nothing made worse."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def test_default_flags_are_found_out_and_named(set_stage: SetStage) -> Non
                 assert (await one.turn(session)).status == 200
     (server,) = (await stage.kvproxy.status())["servers"]
     assert server["volatile_slots"] is True
-    assert server["persistence"]["mode"] == "off"
-    assert "-np" in server["persistence"]["reason"]
+    assert server["persistence"]["mode"] == "plain"
+    assert "-np" in server["reason"]
     assert len(stage.kvproxy.events("kv.backend.volatile")) == 1
 
 

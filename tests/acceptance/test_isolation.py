@@ -20,6 +20,11 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 WITH_RAM_CACHE = ("-c", "16384", "-np", "2")
 """The server's own RAM cache loads what it likes into slots: nothing mixes conversations more readily."""
+CLEARING = ("-c", "16384")
+"""With default flags it also clears every idle slot whenever it launches a request."""
+CLEARING_TOLERANCE = 0.04
+"""Slots that share one memory disturb each other's last digits: up to 0.02 was seen without kvproxy. Words of
+another conversation make more than 0.05 (see below)."""
 
 ROUNDS_OF_A_CONVERSATION = 6
 TOKENS = 30
@@ -79,10 +84,20 @@ async def test_the_judge_knows_an_answer_to_another_prompt(judge: Judge, tiny_ll
     assert await judge.surprise(Spoken(once("other", 1), spoken.text, [])) > NEAR_TIE
 
 
+@pytest.mark.parametrize(
+    ("flags", "allowed"),
+    [(WITH_RAM_CACHE, TOLERANCE), (CLEARING, CLEARING_TOLERANCE)],
+    ids=["slots", "defaults"],
+)
 async def test_unpinned_streams_beside_pinned_ones_mix_nothing(
-    set_stage: SetStage, judge: Judge, repeats: Callable[[int, int], int], measured: Measured
+    set_stage: SetStage,
+    judge: Judge,
+    repeats: Callable[[int, int], int],
+    measured: Measured,
+    flags: tuple[str, ...],
+    allowed: float,
 ) -> None:
-    stage = await set_stage(*WITH_RAM_CACHE)
+    stage = await set_stage(*flags)
     rounds = repeats(15, 200)
     worst = 0.0
     async with client(stage.url) as session:
@@ -98,12 +113,15 @@ async def test_unpinned_streams_beside_pinned_ones_mix_nothing(
                 anthropic(session, once("message", number)),
             )
             worst = max(worst, *[await judge.deviation(one) for one in spoken])
-            assert worst <= TOLERANCE, f"round {number}"
+            assert worst <= allowed, f"round {number}"
             assert await judge.surprise(message) <= NEAR_TIE, f"round {number}"
     done = await stage.kvproxy.until_events("kv.request.done", 6 * rounds)
     assert not [event for event in done if event["verdict"] == "ineffective"]
     counts = _count(done)
-    measured(f"{rounds} rounds of pinned and unpinned streams, largest deviation {worst:.4f}; {counts}")
+    measured(
+        f"{' '.join(flags)}: {rounds} rounds of pinned and unpinned streams, "
+        f"largest deviation {worst:.4f}; {counts}"
+    )
 
 
 def _count(done: list[dict[str, Any]]) -> dict[str, int]:

@@ -27,6 +27,8 @@ class Flags:
     api_key: str | None = None
     defaults: bool = False
     """no -np, no --cache-ram: four slots in one unified memory"""
+    unified: bool = False
+    """one memory of `n_ctx` tokens for all slots, and idle ones are not cleared"""
     cache_ram: bool = False
     """the server's own prompt cache in memory"""
     sleep_after: int | None = None
@@ -42,6 +44,7 @@ def fake_server(flags: Flags, slot_dir: Path) -> FakeLlamaServer:
         slot_dir=slot_dir if flags.can_save else None,
         api_key=flags.api_key,
         volatile=flags.defaults,
+        unified=flags.unified,
         cache_ram=flags.cache_ram,
         prefill_rate=flags.prefill_rate,
         token_delay=0.0005,
@@ -51,12 +54,13 @@ def fake_server(flags: Flags, slot_dir: Path) -> FakeLlamaServer:
 def real_server(flags: Flags, slot_dir: Path, model: Path) -> LlamaServer:
     many = [] if flags.defaults else ["-np", str(flags.slots)]
     ram = [] if flags.defaults or flags.cache_ram else ["--cache-ram", "0"]
-    total = flags.n_ctx if flags.defaults else flags.n_ctx * flags.slots
+    shared = ["--kv-unified", "--no-cache-idle-slots"] if flags.unified else []
+    total = flags.n_ctx if flags.defaults or flags.unified else flags.n_ctx * flags.slots
     key = ["--api-key", flags.api_key] if flags.api_key else []
     sleep = ["--sleep-idle-seconds", str(flags.sleep_after)] if flags.sleep_after else []
     return LlamaServer(
         model,
-        *["-c", str(total), *many, *ram, *key, *sleep],
+        *["-c", str(total), *many, *shared, *ram, *key, *sleep],
         slot_dir=slot_dir if flags.can_save else None,
     )
 

@@ -208,3 +208,28 @@ async def test_a_smaller_context_refuses_the_file(server: Subject) -> None:
     await server.complete(LONG, id_slot=0)
     assert_unrestorable(await server.act("restore", 0, "big"))
     assert await server.held(0) == 0
+
+
+@pytest.mark.parametrize("flags", [Flags(unified=True, n_ctx=512)])
+async def test_a_shared_memory_that_is_full_refuses_a_restore_as_if_the_file_were_bad(
+    server: Subject,
+) -> None:
+    await saved_whole(server)
+    for slot in (0, 1):
+        await server.complete(LONG, id_slot=slot)
+    await server.act("erase", 0)
+    await server.complete(LONG + LONG[:100], id_slot=1)
+    refused = await server.act("restore", 0, "whole")
+    assert_unrestorable(refused)
+    assert "No available space in KV cache or invalid slot save file" in refused.error["message"]
+    assert (await server.held(0), await server.held(1) > 300) == (0, True)
+    await server.act("erase", 1)
+    assert (await server.act("restore", 0, "whole")).status == 200
+
+
+@pytest.mark.parametrize("flags", [Flags(unified=True, n_ctx=512)])
+async def test_a_prompt_that_finds_no_room_empties_an_idle_slot(server: Subject) -> None:
+    await server.complete(LONG, id_slot=0)
+    assert await server.held(0) > 200
+    await server.complete(LONG[::-1] + LONG[::-1][:150], id_slot=1)
+    assert await server.held(0) == 0

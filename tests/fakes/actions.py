@@ -34,6 +34,7 @@ class SlotActions:
     bytes_per_token: int
     faults: Faults
     abort: Callable[[], None]
+    has_room: Callable[[Slot, int], bool]
     on_save: Callable[[], Callable[[Saved], Awaitable[None] | None] | None]
 
     async def save(self, slot: Slot, id_slot: int, filename: str, failure: Failure | None) -> Reply:
@@ -75,7 +76,7 @@ class SlotActions:
         if loaded is snapshot.Refusal.ABORT:
             self.abort()
             await asyncio.sleep(0)
-        if not isinstance(loaded, snapshot.Loaded):
+        if not isinstance(loaded, snapshot.Loaded) or not self.has_room(slot, len(loaded.tokens)):
             slot.hold([])
             reason = "No available space in KV cache or invalid slot save file"
             return _reply(400, error(400, f"Unable to restore slot: {reason}"))

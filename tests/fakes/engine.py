@@ -282,6 +282,7 @@ class Engine:
         while done < total and not task.cancelled.is_set():
             batch = work.prompt[done : done + self.faults.batch]
             await self._decode_batch(len(batch))
+            self.bank.purge(slot, len(slot.tokens) + len(batch))
             slot.tokens.extend(batch)
             done += len(batch)
             slot.progress.n_processed = done - cached

@@ -150,6 +150,7 @@ class FakeLlamaServer:
             ram_cache=setup.cache_ram,
             volatile=setup.volatile,
             draft=setup.draft,
+            cells=setup.n_ctx if setup.is_shared else None,
         )
 
     def _actions(self) -> SlotActions | None:
@@ -161,6 +162,7 @@ class FakeLlamaServer:
             bytes_per_token=self.setup.bytes_per_token,
             faults=self.faults,
             abort=self._abort,
+            has_room=lambda slot, tokens: self._last_engine.bank.has_room(slot, tokens),
             on_save=lambda: self.on_save,
         )
 

@@ -112,10 +112,13 @@ class SlotBank:
         ram_cache: bool = False,
         volatile: bool = False,
         draft: bool = False,
+        cells: int | None = None,
     ) -> None:
+        """`cells` is how many tokens all slots may hold together; None if each has a memory of its own."""
         self.slots = [Slot(i, n_ctx, draft=draft) for i in range(count)]
         self.cache = PromptCache() if ram_cache or volatile else None
         self.volatile = volatile
+        self.cells = cells
         self._uses = 0
 
     def by_id(self, id_slot: int) -> Slot:
@@ -169,6 +172,17 @@ class SlotBank:
                 self.cache.save(slot.tokens)
                 if self.volatile:
                     slot.hold([])
+
+    def has_room(self, slot: Slot, tokens: int) -> bool:
+        """Whether `slot` could hold `tokens` beside what the others hold."""
+        others = sum(len(other.tokens) for other in self.slots if other is not slot)
+        return self.cells is None or others + tokens <= self.cells
+
+    def purge(self, slot: Slot, tokens: int) -> None:
+        """Empties idle slots, in order, until `slot` can hold `tokens`."""
+        for other in self.free_besides(slot):
+            if not self.has_room(slot, tokens):
+                other.hold([])
 
     def free_besides(self, chosen: Slot) -> list[Slot]:
         return [slot for slot in self.slots if slot is not chosen and not slot.is_processing]

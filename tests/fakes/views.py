@@ -35,6 +35,8 @@ class Setup:
     api_key: str | None = None
     volatile: bool = False
     """as with default flags: each launch clears the other idle slots"""
+    unified: bool = False
+    """one memory of `n_ctx` tokens for all slots, as it is with `volatile` too"""
     cache_ram: bool = False
     draft: bool = False
     """a draft model runs ahead of the slots"""
@@ -49,8 +51,12 @@ class Setup:
     """new in every life"""
 
     @property
+    def is_shared(self) -> bool:
+        return self.volatile or self.unified
+
+    @property
     def geometry(self) -> str:
-        streams = 1 if self.volatile else self.slots
+        streams = 1 if self.is_shared else self.slots
         return f"{self.kv_type}/{streams}/{self.bytes_per_token}"
 
 

@@ -252,10 +252,10 @@ async def test_a_server_without_a_save_path_works_and_the_status_names_the_flag(
         assert here.deeds == []
 
 
-async def test_a_volatile_server_is_recognised_by_its_second_conversation_and_then_left_alone(
+async def test_a_volatile_server_that_cannot_save_is_recognised_by_its_second_conversation_and_left_alone(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, slots=4, volatile=True) as here:
+    async with house(tmp_path, slots=4, volatile=True, persists=False, shared=False) as here:
         talks = [Talk("alpha"), Talk("beta"), Talk("gamma")]
         await here.proxy.turn(talks[0])
         await here.proxy.turn(talks[1])
@@ -273,14 +273,15 @@ async def test_a_volatile_server_is_recognised_by_its_second_conversation_and_th
         assert not any(b"id_slot" in body for body in sent)
 
 
-async def test_a_server_that_is_volatile_no_more_after_a_restart_is_pinned_again(tmp_path: Path) -> None:
+async def test_a_server_that_is_volatile_no_more_after_a_restart_keeps_conversations_in_their_slots(
+    tmp_path: Path,
+) -> None:
     async with house(tmp_path, slots=4, volatile=True) as here:
-        await here.proxy.turn(Talk("alpha"))
-        await here.proxy.turn(Talk("beta"))
-        await here.proxy.until(lambda: here.proxy.runtime.standing.facts.is_volatile)
+        assert here.proxy.runtime.standing.facts.is_volatile
         await here.fake.restart(volatile=False)
         a = Talk("alpha")
         assert (await here.proxy.turn(a)).slot is not None
+        await here.proxy.turn(Talk("beta"))
         assert (await here.proxy.turn(a)).told == ("resident", None)
 
 

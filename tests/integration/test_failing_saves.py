@@ -145,7 +145,7 @@ async def test_an_empty_save_proves_that_the_slot_was_cleared_and_nothing_is_pub
         assert endings(here) == [CheckpointOutcome.EMPTY]
         assert here.manifests() == []
         await here.proxy.until(lambda: here.proxy.runtime.standing.facts.is_volatile)
-        assert (await here.proxy.turn(a)).told == ("cold", "persistence-off")
+        assert (await here.proxy.turn(a)).told == ("cold", "evicted")
 
 
 async def test_saves_that_fail_in_a_row_open_the_breaker_which_closes_again_by_itself(

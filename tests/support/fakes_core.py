@@ -459,7 +459,12 @@ class World:
             self.parts, chooser, is_enabled=restores, verify=verify, timeout_seconds=timeout_seconds
         )
         self.preparer = Preparer(
-            self.parts, self.checkpointer, self.restorer, on_switch=on_switch, is_strict=is_strict
+            self.parts,
+            self.checkpointer,
+            self.restorer,
+            on_switch=on_switch,
+            is_strict=is_strict,
+            borrow=self.desk.borrow,
         )
         self.live(slots)
 

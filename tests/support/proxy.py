@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -17,7 +18,9 @@ from kvproxy.proxy.server import create_runner
 from kvproxy.settings.model import Settings
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import Event, RequestDone, TaskDied
+from kvproxy.upstream.volatility import PROBES
 from kvproxy.wiring import Runtime
+from tests.fakes.app import Call
 from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.talk import Answer, Stream, Talk, answer_of
 
@@ -203,8 +206,8 @@ class House:
 
     @property
     def deeds(self) -> list[tuple[str, int | None]]:
-        """Slot actions that reached the server, in order. The proxy's own question at start is none."""
-        asked = (call for call in self.fake.calls if call.action and call.filename != "/")
+        """Slot actions that reached the server, in order. The proxy's own questions at start are none."""
+        asked = (call for call in without_trials(self.fake.calls) if call.action and call.filename != "/")
         return [(call.action or "", call.slot) for call in asked]
 
     def forget_calls(self) -> None:
@@ -226,7 +229,8 @@ class House:
 
     def completions(self) -> int:
         """How many requests that compute have reached the server."""
-        return sum(call.path.endswith(("completions", "completion")) for call in self.fake.calls)
+        calls = without_trials(self.fake.calls)
+        return sum(call.path.endswith(("completions", "completion")) for call in calls)
 
     @property
     def files(self) -> list[Path]:
@@ -234,6 +238,25 @@ class House:
 
     def manifests(self) -> list[Path]:
         return sorted((self.state_dir / "manifests").iterdir())
+
+
+def without_trials(calls: Sequence[Call]) -> list[Call]:
+    """`calls` less those by which the proxy tries out, as a life begins, whether idle slots are cleared: two
+    short prompts, and an erase of each."""
+    rest, erases = [], 0
+    for call in calls:
+        is_trial = call.path == "/completion" and _prompt(call.body) in PROBES
+        erases += is_trial
+        if call.action == "erase" and erases:
+            erases -= 1
+        elif not is_trial:
+            rest.append(call)
+    return rest
+
+
+def _prompt(body: bytes) -> tuple[int, ...]:
+    prompt = json.loads(body).get("prompt", ())
+    return tuple(prompt) if isinstance(prompt, list) else ()
 
 
 @asynccontextmanager

@@ -130,6 +130,10 @@ class TestSaveAhead:
         # The one that serves counts as used last, however long ago its last answer ended.
         assert self.ahead(view(0, idle=9), view(1, state=S.SERVING, idle=99)) == at(0, Trigger.SWITCH)
 
+    def test_once_the_next_victim_is_saved_the_one_after_it_is(self) -> None:
+        views = [view(0, idle=9, dirty_for=None), view(1, idle=5), view(2, idle=1)]
+        assert self.ahead(*views) == at(1, Trigger.SWITCH)
+
     def test_a_clean_victim_needs_no_save(self) -> None:
         assert self.ahead(view(0, idle=9, dirty_for=None), view(1, idle=1)) is None
 

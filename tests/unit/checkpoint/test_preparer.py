@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
+from kvproxy.checkpoint.restorer import NO_ROOM
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import Lease, Purpose, Want
@@ -38,6 +39,13 @@ def verbs(world: World) -> list[str]:
 
 
 class TestAtOnce:
+    async def test_a_lease_of_a_passed_life_has_no_slot_that_is_ready(self) -> None:
+        w = World()
+        w.house(1, stay(A))
+        lease = await lease_for(w, A)
+        w.live(1)
+        assert w.preparer.at_once(lease, w.session(A)) is None
+
     async def test_a_resident_session_needs_nothing(self) -> None:
         w = one_slot()
         w.house(0, stay(A))
@@ -325,3 +333,55 @@ class TestDraftModel:
         assert not await w.preparer.empty(lease)
         w.table.served(S0, w.table.epoch, stay(A))
         assert w.state() == ("quarantined" if is_late else "resident")
+
+
+class TestRoom:
+    """The server's memory is shared, and full of other slots when session A is to come back to slot 0."""
+
+    FULL = ActionFailure(Fault.REFUSED, f"Unable to restore slot: {NO_ROOM} or invalid slot save file", 400)
+
+    def world(self, *restores: object) -> World:
+        w = World()
+        w.keep(manifest_of(A, generation_of()))
+        w.session(A, requests=1)
+        w.server.answer("restore", *restores)
+        return w
+
+    async def test_other_idle_slots_are_saved_and_emptied_and_it_is_tried_again(self) -> None:
+        w = self.world(self.FULL, Restored(1000, 5000))
+        w.house(1, stay(B))
+
+        assert await prepare(w) == Preparation(Outcome.RESTORED, restored_tokens=1000)
+
+        done = [verb for verb in verbs(w) if verb.split()[0] in ("save", "restore", "erase")]
+        assert done == ["restore 0", "save 1", "erase 1", "restore 0"]
+        assert (w.occupant(0), w.occupant(1), w.table.view(SlotId(1)).is_blank) == ("a" * 12, None, True)
+        assert w.store.find_any(B)
+
+    async def test_one_that_cannot_be_saved_keeps_its_place(self) -> None:
+        w = self.world(self.FULL)
+        w.house(1, stay(B))
+        w.server.answer("save", FAILED)
+
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.RESTORE_FAILED)
+
+        assert w.occupant(1) == "b" * 12
+        assert w.store.find_any(A)[0].current.is_valid
+        assert verbs(w).count("restore 0") == 1
+
+    async def test_running_slots_are_left_alone(self) -> None:
+        w = self.world(self.FULL)
+        w.table.hold([SlotId(1)], 99)
+        w.table.serve(SlotId(1), w.table.epoch, stay(B))
+
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.RESTORE_FAILED)
+        assert not any("1" in verb for verb in verbs(w))
+
+    async def test_if_nothing_else_takes_room_in_the_end_it_was_the_file(self) -> None:
+        w = self.world(self.FULL)
+        w.house(1, stay(B, saved=1))
+
+        assert await prepare(w) == Preparation(Outcome.COLD, Reason.RESTORE_FAILED)
+
+        assert verbs(w).count("restore 0") == 2
+        assert not w.store.find_any(A)[0].current.is_valid

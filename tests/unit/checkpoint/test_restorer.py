@@ -214,9 +214,17 @@ class TestFailed:
 
     async def test_a_server_without_room_does_not_make_the_snapshot_invalid(self) -> None:
         w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {NO_ROOM}", 400))
+        w.house(1, stay(B))
+
+        assert (await restore(w)).outcome is O.NO_ROOM
+        assert stored(w).current.is_valid
+        assert w.actions.breaker_state is BreakerState.CLOSED
+
+    async def test_where_no_other_slot_takes_room_the_same_words_mean_the_snapshot(self) -> None:
+        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {NO_ROOM}", 400))
 
         assert (await restore(w)).outcome is O.REFUSED
-        assert stored(w).current.is_valid
+        assert not stored(w).current.is_valid
 
     async def test_a_server_that_fails_counts_against_the_breaker_and_keeps_the_snapshot(self) -> None:
         w = world(ActionFailure(Fault.FAILED, "HTTP 500", 500), max_failures=1)

@@ -294,6 +294,106 @@ class TestReturning:
         await drained
 
 
+class TestVolatile:
+    """Where a launch clears every idle slot."""
+
+    def room(self, slots: int = 3) -> Room:
+        room = Room(slots)
+        room.table.found_volatile()
+        return room
+
+    async def test_nothing_is_granted_until_the_request_before_was_seen_to_run(self) -> None:
+        room = self.room()
+        first = await room.hold(pinned(A))
+        second = await room.ask(pinned(B))
+        room.table.serve(first.slot, first.epoch, stay(A))
+        room.desk.reconsider()
+        await settle()
+        assert not second.done()
+        assert (room.desk.awaits_launch, room.unseen) == (True, 1)
+
+        room.desk.launched(first)
+
+        assert (await second).slot == S1
+
+    async def test_nothing_is_granted_while_an_answer_is_being_saved(self) -> None:
+        room = self.room()
+        first = await room.run(pinned(A))
+        room.table.served(first.slot, first.epoch, stay(A))
+        second = await room.ask(pinned(B))
+        assert not second.done()
+        assert room.desk.try_checkpoint(S0) is None
+
+        first.release()
+
+        assert (await second).slot == S1
+
+    async def test_a_request_departs_only_when_the_answers_that_ended_meanwhile_are_saved(self) -> None:
+        room = self.room()
+        first = await room.run(pinned(A))
+        second = await room.hold(pinned(B))
+        room.table.served(first.slot, first.epoch, stay(A))
+        departing = asyncio.get_running_loop().create_task(room.desk.depart(second))
+        await settle()
+        assert not departing.done()
+
+        first.release()
+        await departing
+
+        assert second.has_departed
+
+    async def test_one_whose_server_died_departs_at_once(self) -> None:
+        room = self.room()
+        first = await room.run(pinned(A))
+        second = await room.hold(pinned(B))
+        room.table.served(first.slot, first.epoch, stay(A))
+        departing = asyncio.get_running_loop().create_task(room.desk.depart(second))
+        await settle()
+
+        room.live(3)
+
+        await asyncio.wait_for(departing, 1)
+
+    async def test_elsewhere_pinned_requests_do_not_wait_for_each_other(self) -> None:
+        room = Room()
+        first = await room.run(pinned(A))
+        room.table.served(first.slot, first.epoch, stay(A))
+        await asyncio.wait_for(room.desk.depart(await room.hold(pinned(B))), 1)
+
+
+class TestMore:
+    async def test_a_floating_request_claims_the_slot_it_was_found_in(self) -> None:
+        room = Room()
+        busy = await room.run(pinned(A))
+        floating = await room.hold(FLOATING)
+        assert not room.desk.claim(floating, busy.slot), "somebody has it still"
+
+        room.end(busy)
+
+        assert room.desk.claim(floating, S0)
+        assert (floating.slots, room.table.view(S0).is_leased) == ((S1, S0), True)
+        assert room.desk.claim(floating, S1)
+
+    async def test_nothing_is_claimed_for_a_lease_of_a_passed_life(self) -> None:
+        room = Room()
+        floating = await room.hold(FLOATING)
+        room.live(2)
+        assert not room.desk.claim(floating, S0)
+
+    async def test_who_lacks_room_borrows_all_that_is_free(self) -> None:
+        room = Room(3)
+        await room.run(pinned(A))
+        lease = await room.hold(pinned(B))
+
+        borrowed = room.desk.borrow(lease)
+
+        assert borrowed is not None
+        assert borrowed.slots == (S2,)
+        assert room.desk.borrow(lease) is None
+        borrowed.release()
+        assert room.table.view(S2).is_free
+
+
 class TestFloating:
     async def test_it_holds_all_that_are_free_and_nothing_is_granted_until_it_was_seen_where_it_runs(
         self,
@@ -398,6 +498,8 @@ class TestFloating:
         room = Room()
         await asyncio.wait_for(room.desk.until_located(), 1)
         floating = await room.hold(FLOATING)
+        await asyncio.wait_for(room.desk.until_located(), 1)  # it is still being prepared
+        await room.desk.depart(floating)
         waiting = asyncio.get_running_loop().create_task(room.desk.until_located())
         await settle()
         assert not waiting.done()
@@ -612,6 +714,7 @@ class WatchedTable(SlotTable):
         assert not self.desk.is_suspended
         assert self.desk._gate is None
         assert self.desk._strays == 0
+        assert not (self.is_volatile and any(view.is_in_hand for view in self.views()))
         for slot in held:
             view = self.view(slot)
             assert not view.is_leased
@@ -763,6 +866,10 @@ class Machine(RuleBasedStateMachine):
         self._rest()
 
     @rule()
+    def find_it_volatile(self) -> None:
+        self.table.found_volatile()
+
+    @rule()
     def suspend(self) -> None:
         self.desk.suspend()
 
@@ -804,7 +911,8 @@ class Machine(RuleBasedStateMachine):
         is_open = not (self.desk.is_suspended or self.desk._gate or self.strays)
         if first is not None and is_open and first.want in (pinned(None), FLOATING):
             views = self.table.views()
-            waits_for_others = first.want == FLOATING and any(view.is_in_hand for view in views)
+            is_careful = first.want == FLOATING or self.table.is_volatile
+            waits_for_others = is_careful and any(view.is_in_hand for view in views)
             assert waits_for_others or not any(view.is_free for view in views)
 
     @invariant()

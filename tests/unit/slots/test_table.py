@@ -437,3 +437,136 @@ class TestForeign:
         self.look(room, idle(0, task=1))
         room.table.serve(S0, room.epoch, stay(A))
         assert self.look(room, processing(0, task=2)) == ()
+
+
+class TestVolatile:
+    """A launch clears every slot in which nothing runs."""
+
+    @pytest.fixture
+    def room(self, room: Room) -> Room:
+        room.table.found_volatile()
+        return room
+
+    def launch(self, room: Room, slot: SlotId = S1) -> None:
+        room.table.serve(slot, room.epoch, stay(B))
+        room.table.launched(slot, room.epoch)
+
+    def test_a_launch_ends_the_stays_in_all_other_slots(self, room: Room) -> None:
+        room.house(stay(A, saved=1))
+
+        self.launch(room)
+
+        assert (room.state(), room.table.slot_of(A), room.table.is_adrift(A)) == ("idle", None, False)
+        assert not room.table.view(S0).is_blank, "one that only ran out of room leaves some slots as they are"
+        assert room.table.slot_of(B) is not None
+
+    def test_before_the_launch_was_seen_nobody_is_lost(self, room: Room) -> None:
+        room.house(stay(A, saved=1))
+        room.table.serve(S1, room.epoch, stay(B))
+        assert room.table.slot_of(A) is not None
+
+    @pytest.mark.parametrize("way", ["looked", "served", "taken", "settled"])
+    def test_a_launch_may_be_seen_in_many_ways(self, room: Room, way: str) -> None:
+        room.house(stay(A, saved=1))
+        if way == "taken":
+            room.table.take(S1, room.epoch)
+        else:
+            room.table.serve(S1, room.epoch, stay(B))
+        if way == "looked":
+            room.table.seen([idle(0), processing(1)])
+        elif way == "served":
+            room.table.served(S1, room.epoch, stay(B))
+        elif way == "settled":
+            room.table.broke_off(S1, room.epoch, Settling(S1, was_seen=True))
+            room.table.seen([idle(0), idle(1)])
+
+        assert room.table.slot_of(A) is None
+
+    def test_elsewhere_a_launch_ends_nothing(self) -> None:
+        room = Room()
+        room.house(stay(A))
+        self.launch(room)
+        assert room.table.slot_of(A) is not None
+
+    def test_when_it_is_found_out_what_was_not_saved_is_adrift(self) -> None:
+        room = Room()
+        room.house(stay(A))
+        room.house(stay(B, saved=1), S1)
+
+        room.table.found_volatile()
+
+        assert [room.table.is_adrift(key) for key in (A, B)] == [True, False]
+        assert [room.state(slot) for slot in (S0, S1)] == ["idle", "idle"]
+
+    def test_what_is_being_saved_meanwhile_is_not_believed_afterwards(self, room: Room) -> None:
+        room.house(stay(A))
+        room.table.hold([S0], 7)
+        room.table.start_saving(S0, room.epoch)
+
+        self.launch(room)
+        assert room.state() is SlotState.SAVING
+        room.table.save_ended(S0, room.epoch)
+
+        assert (room.state(), room.table.is_adrift(A)) == ("idle", True)
+        room.table.checkpointed(S0, room.epoch, A, Revision(1))
+        assert not room.table.is_adrift(A)
+
+    def test_a_slot_in_somebodys_hands_is_lost_when_it_is_given_back(self, room: Room) -> None:
+        room.house(stay(A, saved=1))
+        room.table.hold([S0], 7)
+
+        self.launch(room)
+        assert room.state() is SlotState.RESIDENT
+        room.table.let_go([S0], 7)
+
+        assert room.state() is SlotState.IDLE
+
+    def test_slots_held_for_the_launch_itself_are_lost_by_it(self, room: Room) -> None:
+        room.house(stay(A, saved=1))
+        room.table.hold([S0, S1], 7)
+        self.launch(room)
+        assert room.state() is SlotState.IDLE
+
+    def test_a_dropped_request_leaves_nothing_if_another_was_launched_meanwhile(self, room: Room) -> None:
+        room.table.serve(S0, room.epoch, stay(A))
+        room.table.launched(S0, room.epoch)
+        room.table.broke_off(S0, room.epoch, SEEN_RUNNING)
+
+        self.launch(room)
+        room.table.seen([idle(0), processing(1)])
+
+        assert (room.state(), room.table.is_adrift(A)) == ("idle", True)
+
+    def test_what_a_running_request_leaves_is_not_touched_by_launches_before_its_end(
+        self, room: Room
+    ) -> None:
+        room.table.serve(S0, room.epoch, stay(A))
+        room.table.launched(S0, room.epoch)
+        self.launch(room)
+        room.table.served(S0, room.epoch, stay(A))
+        assert room.table.slot_of(A) is not None
+
+    def test_a_session_that_could_not_be_saved_is_adrift_until_it_is_served_again(self, room: Room) -> None:
+        room.house(stay(A))
+
+        room.table.drift(stay(A), room.epoch)
+        assert (room.state(), room.table.is_adrift(A)) == ("idle", True)
+        room.table.checkpointed(S0, room.epoch, A, Revision(0))
+        assert room.table.is_adrift(A), "an older revision was published"
+        room.table.serve(S0, room.epoch, stay(A))
+
+        assert not room.table.is_adrift(A)
+
+    def test_one_whose_unsaved_work_was_in_the_slot_that_an_unpinned_request_took_is_adrift(
+        self, room: Room
+    ) -> None:
+        room.house(stay(A))
+        room.table.take(S0, room.epoch)
+        assert room.table.is_adrift(A)
+
+    def test_nobody_is_adrift_in_a_new_life_which_is_not_known_to_be_volatile(self, room: Room) -> None:
+        room.table.drift(stay(A), room.epoch)
+        room.table.begin_epoch(2)
+        assert (room.table.is_adrift(A), room.table.is_volatile) == (False, False)
+        room.table.drift(stay(A), room.epoch)
+        assert not room.table.is_adrift(A)

@@ -43,8 +43,14 @@ class Room(World):
         lease = await self.desk.acquire(Want(purpose))
         self.server.answer("slots", before or (idle(0, task=1), idle(1, task=2)))
         flight = await self.probe.before_flight(lease, 100, leaves_no_trace=leaves_no_trace)
-        following = asyncio.get_running_loop().create_task(self.probe.follow(flight))
+        following = asyncio.get_running_loop().create_task(self.follow(flight))
         return flight, following
+
+    async def follow(self, flight: Flight) -> None:
+        try:
+            await self.probe.follow(flight)
+        finally:
+            flight.lease.release()
 
     def shows(self, *infos: SlotInfo) -> None:
         self.server.answer("slots", infos)
@@ -135,6 +141,53 @@ class TestUnpinned:
         await following
 
         assert room.table.slot_of(B) is None
+
+    async def test_a_session_adopts_the_slot_that_its_request_took_and_what_it_left_there(self) -> None:
+        room = Room()
+        flight, following = await room.launch()
+        flight.stay = stay(A)
+        room.shows(idle(0, task=1), processing(1, task=3))
+        await room.until_narrowed(flight.lease, to=(S1,))
+        assert room.table.view(S1).occupant == A
+
+        flight.end(was_dropped=False, left=stay(A, revision=2))
+        await following
+
+        assert room.table.view(S1).occupancy == stay(A, revision=2)
+
+    async def test_an_answer_that_says_nothing_of_what_it_left_leaves_nobody(self) -> None:
+        room = Room()
+        flight, following = await room.launch()
+        flight.stay = stay(A)
+        room.shows(idle(0, task=1), processing(1, task=3))
+        await room.until_narrowed(flight.lease, to=(S1,))
+        flight.end(was_dropped=False)
+        await following
+        assert (room.state(1), room.table.slot_of(A)) == ("idle", None)
+
+    async def test_a_slot_that_somebody_holds_still_is_not_adopted(self) -> None:
+        room = Room()
+        busy = await room.desk.acquire(Want(Purpose.PINNED, B))
+        room.table.serve(S0, busy.epoch, stay(B))
+        room.desk.launched(busy)
+        flight, following = await room.launch(processing(0, task=1), idle(1, task=2))
+        flight.stay = stay(A)
+        room.table.served(S0, busy.epoch, stay(B))
+        room.shows(processing(0, task=3), idle(1, task=2))
+        await room.until_narrowed(flight.lease, to=())
+        flight.end(was_dropped=False, left=stay(A))
+        await following
+        assert (room.state(0), room.table.slot_of(A)) == ("idle", None)
+        busy.release()
+
+    async def test_a_request_that_was_in_no_one_slot_adopts_none(self) -> None:
+        room = Room()
+        flight, following = await room.launch()
+        flight.stay = stay(A)
+        room.shows(idle(0, task=3), idle(1, task=4))
+        flight.end(was_dropped=False, left=stay(A))
+        await following
+        assert room.table.slot_of(A) is None
 
     async def test_where_it_holds_only_the_slot_it_runs_in_the_others_need_not_wait_for_its_end(self) -> None:
         room = Room()

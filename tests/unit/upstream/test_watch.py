@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,12 +16,13 @@ from kvproxy.upstream.facts import (
     KEY_ADVICE,
     NO_SLOTS_ADVICE,
     SAVE_PATH_ADVICE,
+    SERIAL_ADVICE,
     VOLATILE_ADVICE,
     PersistenceMode,
     ServerState,
     Standing,
 )
-from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, Unavailable
+from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, SlotInfo, Unavailable
 from kvproxy.upstream.watch import FRESH_SECONDS, Watch, WatchParts
 from tests.support.fakes_core import (
     MAIN,
@@ -54,6 +55,7 @@ class Room(World):
         self.desk.suspend()
         self.line = True
         self.looks = 0
+        self.try_out(None)
         self.process_changes = 0
         self.watch = Watch(
             WatchParts(
@@ -77,11 +79,23 @@ class Room(World):
                 line_stands=lambda: self.line,
                 look=self._look,
                 process_changed=self._process_changed,
+                clears_idle_slots=lambda slots: self.verdict(slots),
             )
         )
 
     def _look(self) -> None:
         self.looks += 1
+
+    def try_out(self, verdict: bool | None) -> list[bool]:
+        """Let slots be tried out with this result; whether anything was granted each time it was."""
+        seen: list[bool] = []
+
+        async def clears(slots: Sequence[SlotInfo]) -> bool | None:
+            seen.append(self.grants)
+            return verdict
+
+        self.verdict = clears
+        return seen
 
     def _process_changed(self) -> None:
         self.process_changes += 1
@@ -422,8 +436,17 @@ class TestUnavailable:
 
 
 class TestVolatile:
-    async def test_a_server_that_clears_idle_slots_is_not_pinned_any_more(self) -> None:
+    async def test_where_answers_can_be_saved_a_server_that_clears_idle_slots_is_pinned_still(self) -> None:
         room = await met()
+
+        room.watch.found_volatile()
+
+        assert (room.facts.state, room.facts.reason) == (ServerState.DEGRADED, SERIAL_ADVICE)
+        assert (room.facts.pins, room.facts.persistence.is_on, room.facts.is_volatile) == (True, True, True)
+        assert (room.table.is_volatile, room.grants) == (True, True)
+
+    async def test_where_nothing_can_be_saved_it_is_not_pinned_any_more(self) -> None:
+        room = await met(supported=ActionFailure(Fault.UNSUPPORTED, "", 501))
         await room.desk.acquire(Want(Purpose.EXCLUSIVE))
         waiting = asyncio.ensure_future(room.desk.acquire(Want(Purpose.PINNED)))
         await settle()
@@ -432,6 +455,7 @@ class TestVolatile:
 
         assert (room.facts.state, room.facts.reason) == (ServerState.DEGRADED, VOLATILE_ADVICE)
         assert (room.facts.pins, room.facts.persistence.is_on, room.facts.is_volatile) == (False, False, True)
+        assert not room.table.is_volatile
         with pytest.raises(NotPinned):
             await waiting
 
@@ -439,10 +463,11 @@ class TestVolatile:
         room = await met()
         room.watch.found_volatile()
         room.watch.found_volatile()
-        assert len(room.sink.of(VolatileSlotsSeen)) == 1
+        (told,) = room.sink.of(VolatileSlotsSeen)
+        assert told.advice == SERIAL_ADVICE
 
     async def test_it_stays_unpinned_after_a_while_without_a_line(self) -> None:
-        room = await met()
+        room = await met(supported=ActionFailure(Fault.UNSUPPORTED, "", 501))
         room.watch.found_volatile()
         room.line = False
         await room.ask(UNREACHABLE)
@@ -452,11 +477,64 @@ class TestVolatile:
 
         assert (room.facts.is_volatile, room.facts.pins, room.grants) == (True, False, False)
 
-    async def test_its_next_life_is_pinned_until_the_proof_is_there_again(self) -> None:
+    async def test_it_says_so_still_after_a_while_without_a_line(self) -> None:
+        room = await met()
+        room.watch.found_volatile()
+        room.line = False
+        await room.ask(UNREACHABLE)
+        room.line = True
+
+        await room.ask(PROPS)
+
+        assert (room.facts.state, room.facts.reason) == (ServerState.DEGRADED, SERIAL_ADVICE)
+
+    async def test_its_next_life_is_not_known_to_be_until_the_proof_is_there_again(self) -> None:
         room = await met()
         room.watch.found_volatile()
         await room.ask(OTHER)
         assert (room.facts.is_volatile, room.facts.pins, room.grants) == (False, True, True)
+
+    async def test_one_that_only_slept_is_still_known_to_be(self) -> None:
+        room = await met()
+        room.watch.found_volatile()
+        await room.ask(ASLEEP)
+        assert (room.facts.is_volatile, room.table.is_volatile, room.grants) == (True, True, True)
+        assert room.facts.state is ServerState.SLEEPING
+        assert len(room.sink.of(VolatileSlotsSeen)) == 2
+
+    async def test_it_is_tried_out_before_anything_is_granted(self) -> None:
+        room = Room()
+        seen = room.try_out(True)
+        await room.ask()
+        assert seen == [False]
+        assert (room.facts.is_volatile, room.grants) == (True, True)
+
+    @pytest.mark.parametrize("verdict", [False, None])
+    async def test_one_that_keeps_its_slots_or_does_not_tell_is_believed(self, verdict: bool | None) -> None:
+        room = Room()
+        room.try_out(verdict)
+        await room.ask()
+        assert (room.facts.is_volatile, room.sink.of(VolatileSlotsSeen)) == (False, [])
+
+    async def test_it_is_not_tried_out_while_strangers_requests_are_on_their_way(self) -> None:
+        room = Room()
+        seen = room.try_out(True)
+        room.desk.stray_began()
+        await room.ask()
+        assert seen == []
+
+    @pytest.mark.parametrize(
+        "answers", [{"supported": ActionFailure(Fault.UNSUPPORTED, "", 501)}, {"slots": UNREACHABLE}]
+    )
+    async def test_it_is_not_tried_out_where_slots_are_not_seen_or_cannot_be_emptied(
+        self, answers: dict[str, object]
+    ) -> None:
+        room = Room()
+        seen = room.try_out(True)
+        for verb, answer in answers.items():
+            room.server.answer(verb, answer)
+        await room.ask()
+        assert seen == []
 
     async def test_an_empty_slot_of_the_same_life_is_the_proof(self) -> None:
         room = await met()

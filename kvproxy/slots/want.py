@@ -1,0 +1,46 @@
+"""What a request asks of the lease desk, and the slots it would be given now: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvproxy.identifiers import SessionKey, SlotId
+from kvproxy.slots.placement import place
+from kvproxy.slots.slot import SlotView
+
+
+class Purpose(StrEnum):
+    PINNED = "pinned"
+    FLOATING = "floating"
+    EXCLUSIVE = "exclusive"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a request asks of the desk. `session` is None for one that owns nothing."""
+
+    purpose: Purpose
+    session: SessionKey | None = None
+
+
+def choose(want: Want, views: Sequence[SlotView]) -> tuple[tuple[SlotId, ...], bool] | None:
+    """The slots for `want`, and whether it is a fork; None to wait."""
+    if want.purpose is Purpose.PINNED:
+        placement = place(want.session, views)
+        return None if placement is None else ((placement.slot,), placement.is_fork)
+    free = tuple(view.id for view in views if view.is_free)
+    is_floating = want.purpose is Purpose.FLOATING
+    enough = bool(free) and not any_in_hand(views) if is_floating else _all_free(views)
+    return (free, False) if enough else None
+
+
+def any_in_hand(views: Sequence[SlotView]) -> bool:
+    return any(view.is_in_hand for view in views)
+
+
+def _all_free(views: Sequence[SlotView]) -> bool:
+    # A quarantined slot is not free: it may be in no condition for a request that touches all.
+    return bool(views) and all(view.is_free for view in views)
