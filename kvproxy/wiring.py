@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvproxy.admin.app import AdminFace, AdminParts
 from kvproxy.checkpoint.actions import SlotActions
+from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.parts import Parts
@@ -17,9 +19,10 @@ from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
+from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.errors import CapacityError, ErrorCode, StateDirError, StateDirTaken
-from kvproxy.identifiers import ServerName
+from kvproxy.identifiers import ServerName, SnapshotName
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.endpoints import LABELS
 from kvproxy.proxy.exchange import Exchange
@@ -31,14 +34,18 @@ from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import CheckpointSettings, Settings
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
+from kvproxy.snapshots.memory_kind import kind_of_setting
+from kvproxy.snapshots.names import new_name
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import TaskDied, Warned
 from kvproxy.telemetry.metrics import Metrics
 from kvproxy.telemetry.tally import Tally
+from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
@@ -71,13 +78,7 @@ class Runtime:
     async def start(self) -> None:
         """Raises StateDirTaken if another kvproxy uses the state directory. One that cannot be used only
         means that nothing is saved; an absent server is no error."""
-        try:
-            await self.store.open()
-        except StateDirTaken:
-            raise
-        except StateDirError as error:
-            self.standing.obstacle = str(error)
-            self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
+        await self._open_state()
         for manifest in self.store.all():
             self.registry.adopt(
                 manifest.key,
@@ -93,6 +94,18 @@ class Runtime:
         self.tasks.spawn(self.probe.run(), name="probe")
         self.tasks.spawn(self.rounds.run(), name="rounds")
         self.tasks.spawn(self.keeper.run(), name="keeper")
+
+    async def _open_state(self) -> None:
+        try:
+            await self.store.open()
+        except StateDirTaken:
+            raise
+        except StateDirError as error:
+            self.standing.obstacle = str(error)
+            self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
+            return
+        if (complaint := await self.canaries.load()) is not None:
+            self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
 
     async def drain(self, budget_seconds: float) -> Flushed:
         """Take nothing new, let what runs finish, save what is dirty: all within the budget.
@@ -159,7 +172,15 @@ class Runtime:
             on_change=lambda: self.rounds.slots_changed(),
             on_unseen=lambda: self.probe.want(),
         )
-        self.probe = Probe(self.client, self.table, self.desk, self.clock)
+        self.probe = Probe(
+            self.client,
+            self.table,
+            self.desk,
+            self.standing,
+            self.clock,
+            on_foreign=lambda slots: self.watch.found_foreign(slots),
+        )
+        self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
         self.watch = Watch(
             WatchParts(
                 self.server,
@@ -171,13 +192,28 @@ class Runtime:
                 self.tasks,
                 self.clock,
                 self.bus.emit,
-                upstream.runtime_key,
+                Introduction(
+                    self.client,
+                    self.canaries,
+                    self.bus.emit,
+                    runtime_key=upstream.runtime_key,
+                    setting=kind_of_setting(upstream.memory_kind),
+                    scratch=_Scratch(self),
+                    obstacle=lambda: self.standing.obstacle,
+                ),
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
             )
         )
-        self.volatility = Volatility(self.client, self.table, self.tasks, self.watch.found_volatile)
+        self.volatility = Volatility(
+            self.client,
+            self.table,
+            self.tasks,
+            self.clock,
+            on_proof=self.watch.found_volatile,
+            on_look=self.probe.look_for_foreign,
+        )
         self.sentinel = _sentinel(upstream.url, upstream.api_key, self.watch, self.clock)
 
     def _build_persistence(self) -> None:
@@ -208,11 +244,16 @@ class Runtime:
             emptied=self._ask_why_empty,
         )
         self.policy = _policy(settings.checkpoint)
+        self.shaper = Shaper(parts)
         self.checkpointer = Checkpointer(
-            parts, self.policy, timeout_seconds=settings.checkpoint.timeout_seconds
+            parts, self.policy, self.shaper, timeout_seconds=settings.checkpoint.timeout_seconds
+        )
+        chooser = Chooser(
+            self.store, self.canaries, accepts_other_builds=settings.restore.accept_other_builds
         )
         self.restorer = Restorer(
             parts,
+            chooser,
             is_enabled=settings.restore.enabled,
             verify=settings.restore.verify,
             timeout_seconds=settings.restore.timeout_seconds,
@@ -258,6 +299,7 @@ class Runtime:
             sender,
             self.preparer,
             self.checkpointer,
+            self.shaper,
             self.probe,
             self.volatility,
             self.policy,
@@ -311,8 +353,22 @@ class Runtime:
                 settings.sessions.headers,
                 settings.server.max_body_bytes,
                 is_draining=lambda: self.is_draining,
+                needs_documents=lambda: self.shaper.is_needed,
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Files for a moment, of a runtime whose store and files are built later than what uses them."""
+
+    runtime: Runtime
+
+    def new_name(self) -> SnapshotName:
+        return new_name(self.runtime.store.owner)
+
+    async def delete(self, name: SnapshotName) -> bool:
+        return await self.runtime.files.delete(name)
 
 
 def _sentinel(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:

@@ -87,7 +87,8 @@ class AdminFace:
             case ("GET" | "HEAD", ["sessions"]):
                 return _json({"sessions": [self._session(s) for s in self._p.registry.all()]})
             case ("GET" | "HEAD", ["snapshots"]):
-                return _json({"snapshots": [snapshot_view(m) for m in self._p.store.all()]})
+                present = self._p.standing.facts.fingerprint
+                return _json({"snapshots": [snapshot_view(m, present) for m in self._p.store.all()]})
             case ("POST", ["flush"]):
                 return _json(
                     asdict(await self._p.rounds.flush(Trigger.MANUAL, SAVE_SECONDS, wait_for_requests=True))
@@ -135,7 +136,12 @@ class AdminFace:
         return [slot_view(view, now) for view in self._p.table.views()]
 
     def _session(self, session: Session) -> Json:
-        return session_view(session, self._p.table.slot_of(session.key), self._p.store.find_any(session.key))
+        return session_view(
+            session,
+            self._p.table.slot_of(session.key),
+            self._p.store.find_any(session.key),
+            self._p.standing.facts.fingerprint,
+        )
 
     def _readyz(self) -> web.Response:
         facts = self._p.standing.facts

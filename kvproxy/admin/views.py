@@ -7,6 +7,7 @@ from typing import Any
 from kvproxy.identifiers import ServerName, short
 from kvproxy.sessions.session import Session, state_of
 from kvproxy.slots.slot import SlotView
+from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.manifest import Generation, Manifest
 from kvproxy.upstream.breaker import BreakerState
 from kvproxy.upstream.facts import Facts
@@ -49,6 +50,12 @@ def server_view(
         "model": facts.model,
         "fingerprint": facts.fingerprint.digest[:12] if facts.fingerprint else None,
         "persistence": {"mode": facts.persistence.mode, "reason": facts.persistence.reason},
+        "canary": facts.canary or None,
+        "memory": {
+            "kind": facts.kind,
+            "may_roll_back": facts.kind.may_roll_back,
+            "needs_boundary": facts.kind.needs_boundary,
+        },
         "volatile_slots": facts.is_volatile,
         "breaker": breaker,
         "waiting": waiting,
@@ -56,7 +63,13 @@ def server_view(
     }
 
 
-def session_view(session: Session, view: SlotView | None, manifests: tuple[Manifest, ...]) -> Json:
+def session_view(
+    session: Session,
+    view: SlotView | None,
+    manifests: tuple[Manifest, ...],
+    present: Fingerprint | None = None,
+) -> Json:
+    """`present` is the fingerprint of the server now."""
     generations = [one for manifest in manifests for one in manifest.generations]
     valid = any(one.is_valid for one in generations)
     preparation = session.preparation
@@ -78,16 +91,18 @@ def session_view(session: Session, view: SlotView | None, manifests: tuple[Manif
             "restored_tokens": preparation.restored_tokens,
             "verdict": session.verdict,
         },
-        "snapshots": [snapshot_view(manifest) for manifest in manifests],
+        "snapshots": [snapshot_view(manifest, present) for manifest in manifests],
     }
 
 
-def snapshot_view(manifest: Manifest) -> Json:
+def snapshot_view(manifest: Manifest, present: Fingerprint | None = None) -> Json:
+    """`differs_in` names what has to return before it can be restored."""
     return {
         "session": short(manifest.key),
         "server": manifest.server,
         "model": manifest.model,
         "fingerprint": manifest.fingerprint.digest[:12],
+        "differs_in": list(manifest.fingerprint.diff(present)) if present else [],
         "created_at": manifest.created_at,
         "last_used_at": manifest.last_used_at,
         "generations": [_generation_view(one) for one in manifest.generations],

@@ -70,6 +70,14 @@ async def find_boundary(
     return boundary_of(present, nexts, ended)
 
 
+async def prompt_ids(
+    client: LlamaServer, label: str, document: Document, *, timeout: float = RENDER_SECONDS
+) -> Ids | NoBoundary:
+    """The token ids of a request's prompt."""
+    chat = as_chat(label, document)
+    return chat if isinstance(chat, NoBoundary) else await _tokens(client, chat, timeout)
+
+
 def boundary_of(present: Ids, nexts: Sequence[Ids], ended: Ending) -> Boundary | NoBoundary:
     """What all of `nexts` begin with, as long as the `present` prompt can still be asked again."""
     shared = common_prefix(nexts)

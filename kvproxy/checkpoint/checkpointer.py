@@ -10,16 +10,20 @@ A checkpoint once begun is seen through: it runs in a task of the house, never i
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+from kvproxy.boundary.rewind import NotRewound
 from kvproxy.checkpoint.actions import Attempt, NotStarted
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy, is_worth_saving
 from kvproxy.checkpoint.publisher import Checkpoint, Job, Publisher
+from kvproxy.checkpoint.shaper import Shape, Shaper
 from kvproxy.identifiers import Epoch, SessionKey, SlotId, SnapshotName, short
 from kvproxy.slots.leases import Lease
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
+from kvproxy.snapshots.manifest import digest_of_ids
 from kvproxy.snapshots.names import new_name
 from kvproxy.telemetry.events import CheckpointEnded, CheckpointStarted
 from kvproxy.upstream.replies import ActionFailure, Fault, Saved
@@ -29,8 +33,11 @@ PLAUSIBLE_SHARE = 0.95
 
 
 class Checkpointer:
-    def __init__(self, parts: Parts, policy: CheckpointPolicy, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, parts: Parts, policy: CheckpointPolicy, shaper: Shaper, *, timeout_seconds: float
+    ) -> None:
         self._p = parts
+        self._shaper = shaper
         self._policy = policy
         self._timeout_seconds = timeout_seconds
         self._in_flight: dict[SlotId, asyncio.Future[Checkpoint]] = {}
@@ -126,7 +133,11 @@ class Checkpointer:
         session = short(job.session)
         self._p.emit(CheckpointStarted(self._p.server, job.slot, session, job.trigger))
         self._p.table.start_saving(job.slot, job.epoch)
-        result = await self._attempt(job)
+        shape = await self._shaper.shape(job.slot, job.epoch, job.occupancy, job.trigger)
+        if isinstance(shape, NotRewound):
+            result: Checkpoint | asyncio.Task[Checkpoint] = self._lost(job, shape)
+        else:
+            result = await self._attempt(_shaped(job, shape))
         if isinstance(result, Checkpoint):
             self._ended(job, result)
         return result
@@ -149,6 +160,19 @@ class Checkpointer:
             result.detail,
         )
         self._p.emit(ended)
+
+    def _lost(self, job: Job, failure: NotRewound) -> Checkpoint:
+        """What the slot holds is not known, and the server may still be computing in it."""
+        self._p.table.doubt(job.slot, job.epoch)
+        self._p.tasks.spawn(self._until_idle(job), name="see a rewind end")
+        return Checkpoint(
+            CheckpointOutcome.REFUSED, detail=f"the slot could not be rewound: {failure.detail}"
+        )
+
+    async def _until_idle(self, job: Job) -> None:
+        await self._shaper.until_idle(job.slot, job.epoch)
+        self._p.table.fate_known(job.slot, job.epoch)
+        self._p.slots_changed()
 
     async def _attempt(self, job: Job) -> Checkpoint | asyncio.Task[Checkpoint]:
         attempt = await self._p.actions.run(
@@ -234,6 +258,15 @@ class Checkpointer:
     async def _delete_late(self, name: SnapshotName) -> None:
         await self._p.files.delete(name)
         self._names.discard(name)
+
+
+def _shaped(job: Job, shape: Shape) -> Job:
+    """The job as it is once the slot has the form it is saved in."""
+    if shape.boundary is None:
+        return job
+    ids = shape.boundary.ids
+    occupancy = replace(job.occupancy, tokens=len(ids), is_boundary=True)
+    return replace(job, occupancy=occupancy, ids_digest=digest_of_ids(ids))
 
 
 async def _end_of(result: Checkpoint | asyncio.Task[Checkpoint]) -> Checkpoint:

@@ -61,6 +61,8 @@ class RestoreOutcome(StrEnum):
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
     SNAPSHOT_INVALID = "snapshot_invalid"
     DOES_NOT_FIT = "does_not_fit"
+    NOT_EXTENDED = "not_extended"
+    """The prompt leaves the snapshot before its end, and the memory cannot roll back."""
     REFUSED = "refused"
     IMPLAUSIBLE = "implausible"
     TIMED_OUT = "timed_out"

@@ -29,6 +29,7 @@ _REASONS = {
     RestoreOutcome.FINGERPRINT_MISMATCH: Reason.FINGERPRINT_MISMATCH,
     RestoreOutcome.SNAPSHOT_INVALID: Reason.SNAPSHOT_INVALID,
     RestoreOutcome.DOES_NOT_FIT: Reason.NOT_WORTH_IT,
+    RestoreOutcome.NOT_EXTENDED: Reason.PREFIX_DIVERGED,
     RestoreOutcome.BREAKER_OPEN: Reason.BREAKER_OPEN,
     RestoreOutcome.OFF: Reason.PERSISTENCE_OFF,
 }
@@ -105,7 +106,9 @@ class Preparer:
         if lease.is_void or self._p.table.view(lease.slot).state is not SlotState.IDLE:
             return self._cold(lease, session, self._reason_without_trying(session))
         await self._checkpointer.publisher.settled(session.key)
-        result = await self._restorer.restore(lease.slot, lease.epoch, session.key, session.revision)
+        result = await self._restorer.restore(
+            lease.slot, lease.epoch, session.key, session.revision, session.asked
+        )
         if result.outcome is RestoreOutcome.RESTORED:
             return Preparation(Outcome.RESTORED, restored_tokens=result.tokens)
         if self._is_strict and result.outcome.is_failure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.checkpoint.actions import Attempt
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
@@ -44,6 +44,8 @@ class Job:
     trigger: Trigger
     name: SnapshotName
     began: float
+    ids_digest: str | None = None
+    """Of the token ids in the slot, where they are known before the save."""
 
     @property
     def session(self) -> SessionKey:
@@ -103,6 +105,8 @@ class Publisher:
 
     async def _publish(self, job: Job, attempt: Attempt[Saved], saved: Saved) -> Checkpoint:
         check = await self._p.files.make_durable(job.name)
+        if job.ids_digest is None and self._p.standing.facts.kind.is_append_only:
+            job = replace(job, ids_digest=await self._p.files.ids_digest(job.name))
         if not check.is_ok:
             return await self._failed(job, attempt, CheckpointOutcome.STORE_FAILED, check.reason)
         result = await self._p.store.publish(self._publication(job, saved, check))
@@ -131,6 +135,8 @@ class Publisher:
             revision=job.occupancy.revision,
             saved_at=self._p.clock.wall(),
             slot=job.slot,
+            form="boundary" if job.occupancy.is_boundary else "plain",
+            ids_digest=job.ids_digest,
             identity=check.identity,
         )
         return Publication(

@@ -11,15 +11,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvproxy.boundary.continuations import NoBoundary
+from kvproxy.boundary.prefix import prompt_ids
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.actions import Attempt, NotStarted
+from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
 from kvproxy.slots.slot import Occupancy
 from kvproxy.snapshots.fingerprint import Fingerprint
-from kvproxy.snapshots.manifest import Generation, generation_to_restore
+from kvproxy.snapshots.manifest import Generation, Manifest, digest_of_ids, generation_to_restore
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted
 from kvproxy.upstream.replies import ActionFailure, Fault, Restored
+
+RENDER_SECONDS = 5.0
+"""For each of the two questions it takes to know a prompt's tokens."""
 
 DIED = "the server died while restoring it"
 
@@ -43,30 +51,48 @@ class _Job:
     epoch: Epoch
     key: SessionKey
     fingerprint: Fingerprint
+    """The snapshot's."""
+    present: Fingerprint
+    """The server's, which may be another build."""
     generation: Generation
+
+    @property
+    def is_of_another_build(self) -> bool:
+        return self.fingerprint.digest != self.present.digest
 
 
 class Restorer:
-    def __init__(self, parts: Parts, *, is_enabled: bool, verify: bool, timeout_seconds: float) -> None:
+    def __init__(
+        self, parts: Parts, chooser: Chooser, *, is_enabled: bool, verify: bool, timeout_seconds: float
+    ) -> None:
         self._p = parts
+        self._chooser = chooser
         self._is_enabled = is_enabled
         self._verify = verify
         self._timeout_seconds = timeout_seconds
 
-    async def restore(self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision) -> Restoration:
+    async def restore(
+        self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision, asked: Asked | None = None
+    ) -> Restoration:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
 
-        `base` is the lowest revision that the session's stay may begin with.
+        `base` is the lowest revision that the session's stay may begin with, `asked` the request it is for.
         """
-        found = await self._find(key)
+        found = await self._find(slot, epoch, key)
         if isinstance(found, Restoration):
+            if found.outcome is RestoreOutcome.FINGERPRINT_MISMATCH:
+                self._tell(slot, key, found, 0.0)
             return found
-        fingerprint, generation = found
-        job = _Job(slot, epoch, key, fingerprint, generation)
+        job = found
+        if (obstacle := await self._obstacle(job.generation, asked)) is not None:
+            return Restoration(RestoreOutcome.NOT_EXTENDED, detail=obstacle)
         began = self._p.clock.now()
         self._p.emit(RestoreStarted(self._p.server, slot, short(key)))
         result = await self._run(job, base)
-        took = self._p.clock.now() - began
+        self._tell(slot, key, result, self._p.clock.now() - began)
+        return result
+
+    def _tell(self, slot: SlotId, key: SessionKey, result: Restoration, took: float) -> None:
         self._p.emit(
             RestoreEnded(
                 self._p.server,
@@ -79,37 +105,62 @@ class Restorer:
                 result.detail,
             )
         )
-        return result
 
     # -- before ------------------------------------------------------------------------------------------
 
-    async def _find(self, key: SessionKey) -> tuple[Fingerprint, Generation] | Restoration:
-        """The generation to restore, or why there is none. No file is read for a session never saved."""
+    async def _find(self, slot: SlotId, epoch: Epoch, key: SessionKey) -> _Job | Restoration:
+        """What to restore, or why there is nothing. No file is read for a session never saved."""
         facts = self._p.standing.facts
         if not self._is_enabled or not facts.persistence.is_on or facts.fingerprint is None:
             return Restoration(RestoreOutcome.OFF, detail=facts.persistence.reason)
-        manifest = self._p.store.find(key, facts.fingerprint)
-        if manifest is None:
-            return self._missing(key, facts.fingerprint)
-        while (generation := generation_to_restore(manifest)) is not None:
-            if facts.n_ctx is not None and generation.tokens > facts.n_ctx:
-                detail = f"{generation.tokens} tokens do not fit {facts.n_ctx}"
+        candidates = self._chooser.candidates(key, facts.fingerprint)
+        refusal = Restoration(candidates.outcome, detail=candidates.detail)
+        for manifest in candidates.manifests:
+            found = await self._generation_of(manifest, facts.n_ctx)
+            if isinstance(found, Generation):
+                return _Job(slot, epoch, key, manifest.fingerprint, facts.fingerprint, found)
+            refusal = found
+        return refusal
+
+    async def _generation_of(self, manifest: Manifest, n_ctx: int | None) -> Generation | Restoration:
+        """The newest one that nothing is wrong with. Those that are found to be damaged are marked."""
+        key, fingerprint = manifest.key, manifest.fingerprint
+        left: Manifest | None = manifest
+        while left is not None and (generation := generation_to_restore(left)) is not None:
+            if n_ctx is not None and generation.tokens > n_ctx:
+                detail = f"{generation.tokens} tokens do not fit {n_ctx}"
                 return Restoration(RestoreOutcome.DOES_NOT_FIT, detail=detail)
-            reason = await self._fault_in(key, facts.fingerprint, generation)
+            reason = await self._fault_in(key, fingerprint, generation)
             if reason is None:
-                return facts.fingerprint, generation
-            await self._p.store.invalidate(key, facts.fingerprint, generation.name, reason)
-            manifest = self._p.store.find(key, facts.fingerprint)
-            if manifest is None:
-                break
+                return generation
+            await self._p.store.invalidate(key, fingerprint, generation.name, reason)
+            left = self._p.store.find(key, fingerprint)
         return Restoration(RestoreOutcome.SNAPSHOT_INVALID)
 
-    def _missing(self, key: SessionKey, fingerprint: Fingerprint) -> Restoration:
-        others = self._p.store.find_any(key)
-        if not others:
-            return Restoration(RestoreOutcome.NO_SNAPSHOT)
-        differing = ", ".join(fingerprint.diff(others[0].fingerprint))
-        return Restoration(RestoreOutcome.FINGERPRINT_MISMATCH, detail=f"differs in {differing}")
+    async def _obstacle(self, generation: Generation, asked: Asked | None) -> str | None:
+        """Why a memory that cannot roll back could not go on from this snapshot.
+
+        A restored sliding window that loses its newest tokens is *wrong*, not only useless, so there what
+        is not known to extend the snapshot is an obstacle. Elsewhere it costs a restore in vain.
+        """
+        kind = self._p.standing.facts.kind
+        if kind.may_roll_back or kind is MemoryKind.UNKNOWN:
+            return None
+        extends = await self._extends(generation, asked)
+        if extends or (extends is None and kind is not MemoryKind.SLIDING_WINDOW):
+            return None
+        known = "does not extend" if extends is False else "is not known to extend"
+        return f"the prompt {known} the {generation.tokens} tokens of the snapshot"
+
+    async def _extends(self, generation: Generation, asked: Asked | None) -> bool | None:
+        """Whether the prompt begins with all of the snapshot and goes on; None if that is not known."""
+        if generation.ids_digest is None or asked is None:
+            return None
+        ids = await prompt_ids(self._p.client, asked.label, asked.document, timeout=RENDER_SECONDS)
+        if isinstance(ids, NoBoundary):
+            return None
+        stored = generation.tokens
+        return len(ids) > stored and digest_of_ids(ids[:stored]) == generation.ids_digest
 
     async def _fault_in(
         self, key: SessionKey, fingerprint: Fingerprint, generation: Generation
@@ -171,7 +222,8 @@ class Restorer:
         if result.seconds is not None:
             self._p.actions.restore_rate.observe(result.size_bytes, result.seconds)
         revision = max(base, job.generation.revision)
-        occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens)
+        is_boundary = job.generation.form == "boundary"
+        occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens, is_boundary=is_boundary)
         if not self._p.table.restored(job.slot, job.epoch, occupancy):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
         fingerprint = job.fingerprint
@@ -190,7 +242,10 @@ class Restorer:
                 await self._invalidate(job, DIED)
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.UNREACHABLE, detail=failure.message)
-        if is_refusal and NO_ROOM not in failure.message:
+        if is_refusal and job.is_of_another_build:
+            # Its own build may well take it: it is the file format that has changed.
+            self._chooser.refused(job.fingerprint, job.present)
+        elif is_refusal and NO_ROOM not in failure.message:
             await self._invalidate(job, f"the server refused it: {failure.message}")
         # A file the server does not like says nothing about whether restoring works.
         self._p.actions.judge(attempt, well=None if is_refusal else False, reason=failure.message)

@@ -35,6 +35,7 @@ def _server(server: Json) -> str:
         f"server {server['name']} at {server['url']}: {_with_reason(server['state'], server.get('reason'))}",
         f"  build {server['build'] or 'unknown'}, {server['model'] or 'unknown model'}",
         f"  persistence {_with_reason(persistence['mode'], persistence['reason'])}",
+        f"  memory {server['memory']['kind']}, canary {server['canary'] or 'not known'}",
         f"  breaker {server['breaker']}",
         f"  {server.get('waiting', 0)} requests wait for a slot",
     ]

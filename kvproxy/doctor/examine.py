@@ -10,6 +10,8 @@ from kvproxy.doctor.directories import check_state_dir
 from kvproxy.doctor.probe import LEAST_CONTEXT, Probe, Probed, empty_slots
 from kvproxy.settings.model import Settings
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
+from kvproxy.snapshots.memory_kind import kind_from, kind_of_setting
+from kvproxy.upstream.acquaintance import traits_of
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import Props, SlotInfo, Unavailable
 
@@ -49,6 +51,8 @@ class _Examination:
         answer = await self._client.props(QUESTION_SECONDS)
         self._checks += verdicts.judge_props(self._settings.upstreams[0].url, answer)
         slots = await self._look_at_slots(answer) if isinstance(answer, Props) else None
+        if isinstance(answer, Props):
+            self._checks.append(await self._look_at_memory(answer))
         self._checks.append(await asyncio.to_thread(check_state_dir, self._settings.state_dir))
         probed = await self._probe(answer, slots, wants_probe=wants_probe)
         await self._judge(answer, probed)
@@ -63,6 +67,11 @@ class _Examination:
         self._checks.append(verdicts.judge_save_path(await self._client.actions_supported(QUESTION_SECONDS)))
         self._checks.append(verdicts.judge_numbers(props))
         return None if isinstance(slots, Unavailable) else slots
+
+    async def _look_at_memory(self, props: Props) -> Check:
+        traits = await traits_of(props, await self._client.model_meta(QUESTION_SECONDS))
+        setting = kind_of_setting(self._settings.upstreams[0].memory_kind)
+        return verdicts.judge_memory(kind_from(None, traits.kind if traits else None, setting))
 
     async def _probe(
         self, props: Props | Unavailable, slots: tuple[SlotInfo, ...] | None, *, wants_probe: bool

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from kvproxy.doctor.check import Change, Check, degraded, passed, unusable
+from kvproxy.doctor.check import Change, Check, degraded, passed, skipped, unusable
 from kvproxy.doctor.sizes import count
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
 
 REACHABLE = "reachable"
@@ -13,6 +14,7 @@ LLAMA_SERVER = "llama-server"
 SLOTS_API = "slots API"
 SAVE_PATH = "save path"
 SLOTS = "slots"
+MEMORY = "memory"
 
 AUTOMATIC_SLOTS = 4
 """What llama-server takes without -np; it then shares one KV cache among them and clears idle slots."""
@@ -83,6 +85,22 @@ def judge_numbers(props: Props) -> Check:
     if props.total_slots == AUTOMATIC_SLOTS:
         detail += " (as many as llama-server takes without -np: give -np explicitly)"
     return passed(SLOTS, detail)
+
+
+def judge_memory(kind: MemoryKind) -> Check:
+    """What the model file or the setting says; what it comes to is seen by the probe."""
+    if kind is MemoryKind.UNKNOWN:
+        detail = "the model file is not to be seen here or of a new kind; upstreams[].memory_kind can tell it"
+        return skipped(MEMORY, detail)
+    return passed(MEMORY, f"{kind}: {_MEANING[kind]}")
+
+
+_MEANING = {
+    MemoryKind.FULL: "a snapshot serves whatever begins as it does",
+    MemoryKind.SLIDING_WINDOW: "a snapshot serves an exact continuation, and with --swa-full only",
+    MemoryKind.HYBRID: "a snapshot serves an exact continuation",
+    MemoryKind.RECURRENT: "a snapshot serves an exact continuation",
+}
 
 
 def asleep(name: str) -> Check:

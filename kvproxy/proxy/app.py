@@ -39,6 +39,8 @@ class FaceParts:
     session_headers: tuple[str, ...]
     max_body_bytes: int
     is_draining: Callable[[], bool]
+    needs_documents: Callable[[], bool]
+    """Whether the bodies of requests are of use after they were sent."""
 
 
 class ClientFace:
@@ -102,7 +104,13 @@ class ClientFace:
             return None
         if self._p.is_draining():
             raise CapacityError(ErrorCode.DRAINING, "kvproxy is shutting down", retry_after_seconds=5)
-        return await receive(request, endpoint, self._p.session_headers, self._p.max_body_bytes)
+        return await receive(
+            request,
+            endpoint,
+            self._p.session_headers,
+            self._p.max_body_bytes,
+            keeps_document=self._p.needs_documents(),
+        )
 
     def _check(self, request: web.BaseRequest, authority: str | None) -> None:
         host = authority if authority is not None else request.headers.get("Host")

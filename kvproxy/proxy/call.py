@@ -34,6 +34,8 @@ class Call:
     may_persist: bool
     opening: bytes | None = None
     """A digest of how the conversation opens."""
+    document: Mapping[str, Any] | None = None
+    """The body as it was understood, where somebody will need it."""
 
     @property
     def is_owner(self) -> bool:
@@ -46,7 +48,12 @@ class Call:
 
 
 async def receive(
-    request: web.BaseRequest, endpoint: Endpoint, header_names: tuple[str, ...], max_bytes: int
+    request: web.BaseRequest,
+    endpoint: Endpoint,
+    header_names: tuple[str, ...],
+    max_bytes: int,
+    *,
+    keeps_document: bool = False,
 ) -> Call:
     """Read the request. Raises ReplyError (413) for a body over `max_bytes`."""
     body = await read_body(request, max_bytes)
@@ -65,6 +72,7 @@ async def receive(
         is_auxiliary or forbids_cache,
         not forbids_persistence(headers),
         opening_of(document),
+        document if keeps_document else None,
     )
     return call.unpinned() if _server_chooses(call, document) else call
 

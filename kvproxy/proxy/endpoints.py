@@ -40,6 +40,8 @@ class Endpoint:
     label: str
     dialect: Dialect
     reach: Reach
+    changes_identity: bool = False
+    """Whether the server may compute something else afterwards."""
 
     @property
     def is_management(self) -> bool:
@@ -67,6 +69,7 @@ _TOKENS = _openai("tokens", Reach.NONE)
 _MESSAGES_TOKENS = Endpoint("tokens", Dialect.ANTHROPIC, Reach.NONE)
 _CONTROL = _openai("control", Reach.NONE)
 _MANAGEMENT = _openai("management", Reach.EXCLUSIVE)
+_ADAPTERS = Endpoint("management", Dialect.OPENAI, Reach.EXCLUSIVE, changes_identity=True)
 _MODELS = _openai("models", Reach.NONE)
 _STATE = _openai("state", Reach.NONE)
 _OTHER = _openai("other", Reach.NONE)
@@ -103,7 +106,7 @@ _POST: Mapping[str, Endpoint] = {
     "/v1/chat/completions/control": _CONTROL,
     "/v1/streams/lookup": _CONTROL,
     "/props": _MANAGEMENT,
-    "/lora-adapters": _MANAGEMENT,
+    "/lora-adapters": _ADAPTERS,
     "/models": _MANAGEMENT,
     "/models/load": _MANAGEMENT,
     "/models/unload": _MANAGEMENT,

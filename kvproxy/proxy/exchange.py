@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, NotPinned, ReplyError, UpstreamError
@@ -112,4 +113,5 @@ class Exchange:
         session = self.registry.touch(key, call.client.digest, facts.model)
         session.may_persist = session.may_persist and call.may_persist
         session.opening = call.opening
+        session.asked = None if call.document is None else Asked(call.endpoint.label, call.document)
         return session

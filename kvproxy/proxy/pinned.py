@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvproxy.boundary.continuations import ending_of
+from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.outcome import Preparation, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
+from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import Revision
@@ -22,6 +25,7 @@ from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Probe
+from kvproxy.upstream.replies import Usage
 from kvproxy.upstream.volatility import Volatility
 
 
@@ -43,6 +47,7 @@ class PinnedRequests:
     sender: Sender
     preparer: Preparer
     checkpointer: Checkpointer
+    shaper: Shaper
     probe: Probe
     volatility: Volatility
     policy: CheckpointPolicy
@@ -122,7 +127,19 @@ class PinnedRequests:
         self.table.served(lease.slot, lease.epoch, changed)
         if changed is None:
             return None
+        self._learn(run, changed, usage)
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
+
+    def _learn(self, run: _Run, stay: Occupancy, usage: Usage) -> None:
+        """Remember what a snapshot in the right form will need to be made, and what this answer showed."""
+        session = run.session
+        if session is None:
+            return
+        if run.before is not None:
+            self.shaper.observe(session, run.before, usage.prompt, usage.reused)
+        session.turn = None
+        if session.asked is not None:
+            session.turn = Turn(session.asked, ending_of(usage.finish_reason), usage.prompt, stay.revision)
 
     def _dropped(self, run: _Run) -> None:
         """The server may go on with it: the slot is nobody's until it was seen idle."""

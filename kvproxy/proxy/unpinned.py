@@ -63,6 +63,8 @@ class UnpinnedRequests:
             was_dropped = error.was_sent
             raise
         finally:
+            if visit.call.endpoint.changes_identity:
+                self.holder.watch.renew()
             flight.end(was_dropped=was_dropped)
         visit.account.done(response)
         return response

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvproxy.boundary.evidence import Evidence
+from kvproxy.boundary.turn import Asked, Turn
 from kvproxy.checkpoint.outcome import Preparation, Verdict
 from kvproxy.identifiers import Revision, SessionKey
 from kvproxy.slots.slot import SlotView
@@ -40,6 +42,12 @@ class Session:
     """Its stay ended with a life of the server."""
     opening: bytes | None = None
     """A digest of how its newest request opened; None if short or unknown."""
+    asked: Asked | None = None
+    """Its newest request, where the server's memory cannot roll back."""
+    turn: Turn | None = None
+    """Its last turn that was answered, where the server's memory cannot roll back."""
+    evidence: Evidence = field(default_factory=Evidence)
+    """What its requests have shown of how the client sends replies back."""
     preparation: Preparation | None = None
     verdict: Verdict = Verdict.UNKNOWN
 

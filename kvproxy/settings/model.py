@@ -108,6 +108,9 @@ class UpstreamSettings(Section):
         None,
         description="Part of every snapshot's fingerprint: change it and old snapshots become invisible.",
     )
+    memory_kind: Literal["auto", "full", "sliding_window", "hybrid", "recurrent"] = Field(
+        "auto", description="How the model keeps its context; auto asks the model file and the snapshots."
+    )
     snapshot_dir: Folder | None = Field(
         None,
         description="The server's --slot-save-path as we see it; null leaves the files to the server alone.",
@@ -184,6 +187,9 @@ class RestoreSettings(Section):
 
     enabled: bool = Field(True, description="Restore at all; false serves cold what is not in a slot.")
     verify: bool = Field(True, description="Check file, size and identity before each restore.")
+    accept_other_builds: bool = Field(
+        True, description="Restore what another build of llama-server saved, if the model computes the same."
+    )
     timeout_seconds: float = Field(
         30,
         gt=0,

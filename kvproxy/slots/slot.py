@@ -22,6 +22,8 @@ class Occupancy:
     tokens: int | None = 0
     unsaved_tokens: int = 0
     dirty_since: float | None = None
+    is_boundary: bool = False
+    """The slot was brought back to where the last reply began."""
 
     @property
     def is_dirty(self) -> bool:
@@ -33,6 +35,7 @@ class Occupancy:
             self,
             revision=Revision(self.revision + 1),
             tokens=tokens,
+            is_boundary=False,
             unsaved_tokens=self.unsaved_tokens + computed,
             dirty_since=now if self.dirty_since is None else self.dirty_since,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
@@ -18,6 +18,13 @@ from kvproxy.slots.settling import Settling, look
 from kvproxy.slots.slot import Occupancy, SlotView
 from kvproxy.slots.state import SlotEvent, SlotState, advance
 from kvproxy.upstream.replies import SlotInfo
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTask:
+    """`id` is None for a slot that never ran a task."""
+
+    id: int | None
 
 
 @dataclass(slots=True)
@@ -38,6 +45,10 @@ class _Slot:
     """The request it serves."""
     since: float = -math.inf
     """When that request was sent, or dropped."""
+    free_since: float = -math.inf
+    """When the last lease on it was given back."""
+    last_task: SeenTask | None = None
+    """What it was seen to have run last, since then."""
 
     def view(self) -> SlotView:
         leased = self.holder is not None
@@ -93,6 +104,34 @@ class SlotTable:
                     self._settled(slot)
         return self.unsettled + self._unseen < before
 
+    def foreign(self, infos: Sequence[SlotInfo], asked_at: float) -> tuple[SlotId, ...]:
+        """The slots in which somebody else ran a task since the look before, though nobody held them.
+
+        What lived there is lost. One in which such a task still runs is not free until it is seen idle.
+        `asked_at` as for `seen`. Cheap and not complete: a task between our own and the next look is missed.
+        """
+        used = [info for info in infos if self._was_used(info, asked_at)]
+        for info in used:
+            self._drop(self._slots[info.id], is_running=info.is_processing)
+        return tuple(info.id for info in used)
+
+    def _was_used(self, info: SlotInfo, asked_at: float) -> bool:
+        slot = self._slots.get(info.id)
+        is_free = slot is not None and slot.holder is None and slot.free_since < asked_at
+        if slot is None or not is_free or slot.state not in (SlotState.IDLE, SlotState.RESIDENT):
+            return False
+        before, slot.last_task = slot.last_task, SeenTask(info.id_task)
+        return info.is_processing or before not in (None, slot.last_task)
+
+    def _drop(self, slot: _Slot, *, is_running: bool) -> None:
+        if slot.state is SlotState.RESIDENT:
+            self._move(slot, SlotEvent.LOST)
+        slot.occupancy, slot.is_blank = None, False
+        if is_running:
+            self._move(slot, SlotEvent.SERVE)
+            self._move(slot, SlotEvent.BROKEN_OFF)
+            slot.settling, slot.since = Settling(slot.id, was_seen=True), self._clock.now()
+
     def assume_blank(self) -> None:
         """The server slept: its slots are empty, and asking `/slots` would wake it."""
         for slot in self._slots.values():
@@ -141,6 +180,7 @@ class SlotTable:
             if held.holder != holder:
                 raise InvariantError(f"lease {holder} gives back slot {slot}, held by {held.holder}")
             held.holder = None
+            held.free_since, held.last_task = self._clock.now(), None
 
     # -- a request ---------------------------------------------------------------------------------------
 
@@ -198,6 +238,15 @@ class SlotTable:
 
     def start_saving(self, slot: SlotId, epoch: Epoch) -> bool:
         return self._moved(slot, epoch, SlotEvent.SAVE)
+
+    def reshaped(self, slot: SlotId, epoch: Epoch, tokens: int) -> bool:
+        """The occupant's slot was brought back to its first `tokens` tokens, which every next request of it
+        shares."""
+        held = self._current(slot, epoch)
+        if held is None or held.occupancy is None:
+            return False
+        held.occupancy = replace(held.occupancy, tokens=tokens, is_boundary=True)
+        return True
 
     def save_ended(self, slot: SlotId, epoch: Epoch) -> bool:
         """The server is done with the slot; what it wrote is another matter."""

@@ -26,7 +26,7 @@ NEAR_CAUSE = (
     "the rope base or scale, the KV type (-ctk, -ctv), flash attention (-fa), an adapter, the weights "
     "or the hardware are not the same"
 )
-ONE_SIDED_CAUSE = "it is known on one side only, so nothing shows that the model computes the same"
+ONE_SIDED_CAUSE = "it is not known on both sides, so nothing shows that the model computes the same"
 
 
 @dataclass(frozen=True, slots=True)

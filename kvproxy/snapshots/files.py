@@ -15,7 +15,8 @@ from typing import Protocol
 
 from kvproxy.identifiers import Owner, SnapshotName
 from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of, make_durable
-from kvproxy.snapshots.manifest import FileIdentity, Generation
+from kvproxy.snapshots.layout import read_token_ids
+from kvproxy.snapshots.manifest import FileIdentity, Generation, digest_of_ids
 from kvproxy.snapshots.names import is_of, is_ours
 from kvproxy.upstream.replies import Saved
 
@@ -40,6 +41,10 @@ class SnapshotFiles(Protocol):
 
     async def verify_stored(self, generation: Generation) -> FileCheck:
         """Before a restore: is the file still what was published?"""
+        ...
+
+    async def ids_digest(self, name: SnapshotName) -> str | None:
+        """Of the token ids in the file (see `manifest.digest_of_ids`); None if they cannot be read."""
         ...
 
     async def digest(self, name: SnapshotName, identity: FileIdentity | None = None) -> str | None:
@@ -78,6 +83,9 @@ class ServerOwnedFiles:
     async def verify_stored(self, generation: Generation) -> FileCheck:
         return NOTHING_AGAINST_IT
 
+    async def ids_digest(self, name: SnapshotName) -> str | None:
+        return None
+
     async def digest(self, name: SnapshotName, identity: FileIdentity | None = None) -> str | None:
         return None
 
@@ -111,6 +119,9 @@ class SharedDirectory:
     async def verify_stored(self, generation: Generation) -> FileCheck:
         return await asyncio.to_thread(check_stored, self.path / generation.name, generation)
 
+    async def ids_digest(self, name: SnapshotName) -> str | None:
+        return await asyncio.to_thread(_ids_digest, self.path / name)
+
     async def digest(self, name: SnapshotName, identity: FileIdentity | None = None) -> str | None:
         return await asyncio.to_thread(digest_of, self.path / name, identity)
 
@@ -127,6 +138,11 @@ class SharedDirectory:
 
     async def check_usable(self) -> str | None:
         return await asyncio.to_thread(_why_unusable, self.path)
+
+
+def _ids_digest(path: Path) -> str | None:
+    ids = read_token_ids(path)
+    return None if ids is None else digest_of_ids(ids)
 
 
 def _delete(path: Path) -> bool:

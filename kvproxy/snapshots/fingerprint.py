@@ -1,4 +1,4 @@
-"""What must be equal for a snapshot to be restorable, as far as the server tells it.
+"""What must be equal for a snapshot to be restorable: what the server tells, and what its canary shows.
 
 Left out on purpose: the context size (a larger one takes the snapshot, and fit is checked by tokens), the
 alias and the chat template (they change names and prompts, not KV), the media marker (new in each process).
@@ -15,6 +15,7 @@ from typing import Any
 from kvproxy.upstream.replies import Props
 
 DIGEST_DIGITS = 16
+CANARY_FIELD = "canary"
 META_FIELDS = ("n_vocab", "n_ctx_train", "n_embd", "n_params", "size", "ftype")
 
 
@@ -31,6 +32,13 @@ class Fingerprint:
     def as_dict(self) -> dict[str, str]:
         return dict(self.fields)
 
+    def without(self, name: str) -> Fingerprint:
+        return Fingerprint(tuple(pair for pair in self.fields if pair[0] != name))
+
+    def get(self, name: str) -> str:
+        """ "" for a field that is absent."""
+        return self.as_dict().get(name, "")
+
     @property
     def digest(self) -> str:
         """16 hex digits; part of a manifest's file name."""
@@ -44,8 +52,17 @@ class Fingerprint:
         return tuple(name for name in names if mine.get(name, "") != theirs.get(name, ""))
 
 
-def fingerprint_of(props: Props, model_meta: Mapping[str, Any], runtime_key: str | None) -> Fingerprint:
-    """`model_meta` is `data[0].meta` of `GET /v1/models`, `runtime_key` the operator's own mark."""
+def fingerprint_of(
+    props: Props,
+    model_meta: Mapping[str, Any],
+    runtime_key: str | None,
+    *,
+    adapters: str = "",
+    model_file: str = "",
+    canary: str = "",
+) -> Fingerprint:
+    """`model_meta` is `data[0].meta` of `GET /v1/models`, `runtime_key` the operator's own mark, `adapters`
+    those that are applied, `model_file` tells the file of the model, `canary` is the name of its canary."""
     told = {
         "model_path": props.model_path,
         "model_ftype": props.model_ftype,
@@ -53,6 +70,9 @@ def fingerprint_of(props: Props, model_meta: Mapping[str, Any], runtime_key: str
         "total_slots": str(props.total_slots),
         "modalities": ",".join(props.modalities),
         "runtime_key": runtime_key or "",
+        "adapters": adapters,
+        "model_file": model_file,
+        CANARY_FIELD: canary,
     }
     meta = {f"meta_{name}": _text(model_meta.get(name)) for name in META_FIELDS}
     return Fingerprint.from_dict(told | meta)

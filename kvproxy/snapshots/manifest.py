@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+import sys
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -30,6 +32,14 @@ def _read_fingerprint(value: object) -> Fingerprint:
     if not all(isinstance(part, str) for pair in value.items() for part in pair):
         raise ValueError("every field must be a string")
     return Fingerprint.from_dict(value)
+
+
+def digest_of_ids(ids: Sequence[int]) -> str:
+    """The same for the same token ids, on any machine."""
+    numbers = array("i", ids)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return hashlib.sha256(numbers.tobytes()).hexdigest()
 
 
 _FingerprintField = Annotated[
@@ -64,6 +74,10 @@ class Generation(_Closed):
     """Unix seconds."""
     slot: SlotId
     """Where it was saved from."""
+    form: Literal["plain", "boundary"] = "plain"
+    """As the answer left the slot, or where the reply began."""
+    ids_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """Of the token ids, by which it is known whether a prompt extends them (see `digest_of_ids`)."""
     identity: FileIdentity | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     invalid_reason: str | None = None

@@ -32,6 +32,11 @@ class MemoryKind(StrEnum):
         return self in (MemoryKind.HYBRID, MemoryKind.RECURRENT)
 
 
+def kind_of_setting(word: str) -> MemoryKind | None:
+    """`upstreams[].memory_kind`; None for `auto`."""
+    return None if word == "auto" else MemoryKind(word.replace("_", "-"))
+
+
 def kind_from(layout: MemoryKind | None, gguf: MemoryKind | None, setting: MemoryKind | None) -> MemoryKind:
     """The kind by the best evidence there is.
 

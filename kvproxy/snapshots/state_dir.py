@@ -2,6 +2,7 @@
 
 lock                     who uses it
 owner                    8 hex digits, made once: the mark of this directory's snapshot files
+canaries.json            which servers computed what (see `canaries`)
 manifests/<key>-<fp>.json
 restoring/<name>         empty; there while the server restores that snapshot
 quarantine/              manifests that could not be read

@@ -115,6 +115,9 @@ def _restore_ended(event: e.RestoreEnded) -> Line:
     done = event.outcome is RestoreOutcome.RESTORED
     fields = {**_place(event), **_work(event)}
     code = _RESTORE_CODES.get(event.outcome)
+    if event.outcome is RestoreOutcome.FINGERPRINT_MISMATCH:
+        # Not routine: the operator changed something, and `detail` says what.
+        return Line(INFO, "kv.session.restore.skipped", {**fields, "code": code.value if code else None})
     return _ended("kv.session.restore", done, event.outcome.is_failure, code, fields)
 
 

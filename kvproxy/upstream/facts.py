@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.replies import Props
 
 VOLATILE_ADVICE = (
@@ -13,6 +14,10 @@ VOLATILE_ADVICE = (
     "start llama-server with an explicit -np N, or with --no-cache-idle-slots, or with --cache-ram 0"
 )
 NO_SLOTS_ADVICE = "GET /slots is switched off: start llama-server without --no-slots"
+WINDOW_ADVICE = (
+    "the model has a sliding window, of which nothing is reused after a restore: "
+    "start llama-server with --swa-full"
+)
 SAVE_PATH_ADVICE = "start llama-server with --slot-save-path DIR"
 KEY_ADVICE = "the server wants an API key for slot actions: set upstreams[].api_key"
 
@@ -59,6 +64,10 @@ class Facts:
     props: Props | None = None
     fingerprint: Fingerprint | None = None
     persistence: Persistence = field(default_factory=lambda: Persistence(PersistenceMode.UNKNOWN))
+    kind: MemoryKind = MemoryKind.UNKNOWN
+    """What kind of memory the model has."""
+    canary: str = ""
+    """Its name, as in the fingerprint."""
     is_volatile: bool = False
     pins: bool = True
     """Whether requests are pinned to slots of our choice. Where the server clears slots behind our back, or

@@ -5,7 +5,7 @@ quiet after which it notices that a client has left."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproxy.clock import Clock
@@ -15,6 +15,7 @@ from kvproxy.slots.settling import Settling
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.replies import SlotInfo, Unavailable
 
 FIRST_LOOK_SECONDS = 0.1
@@ -51,11 +52,22 @@ class Flight:
 class Probe:
     """The looks at the slots of one server, made one after the other."""
 
-    def __init__(self, client: LlamaServer, table: SlotTable, desk: LeaseDesk, clock: Clock) -> None:
+    def __init__(
+        self,
+        client: LlamaServer,
+        table: SlotTable,
+        desk: LeaseDesk,
+        standing: Standing,
+        clock: Clock,
+        *,
+        on_foreign: Callable[[tuple[SlotId, ...]], None],
+    ) -> None:
         self._client = client
         self._table = table
         self._desk = desk
+        self._standing = standing
         self._clock = clock
+        self._on_foreign = on_foreign
         self._wanted = asyncio.Event()
 
     # -- slots to be seen idle -------------------------------------------------------------------------------
@@ -87,6 +99,15 @@ class Probe:
             return
         if self._table.seen(infos, began):
             self._desk.changed()
+        self.look_for_foreign(infos, began)
+
+    def look_for_foreign(self, infos: Sequence[SlotInfo], asked_at: float) -> None:
+        """Whether a look that was made anyway shows slots that somebody else used."""
+        if not self._standing.facts.pins:
+            return  # Our own requests run where the server puts them.
+        if used := self._table.foreign(infos, asked_at):
+            self._on_foreign(used)
+            self._wanted.set()
 
     async def _pause(self, seconds: float) -> None:
         """Rest, but not past the moment when another slot is to be looked at."""
@@ -134,12 +155,14 @@ class Probe:
 
     async def _look_for(self, flight: Flight) -> bool:
         """Look for the slots it took; False if the server did not let us look."""
+        began = self._clock.now()
         infos = await self._client.slots()
         if isinstance(infos, Unavailable) or not flight.before or flight.leaves_no_trace:
             return False
         if flight.lease.is_void:
             return True
         self._take(flight, tuple(info.id for info in infos if self._was_taken(info, flight)))
+        self.look_for_foreign(infos, began)
         return True
 
     def _was_taken(self, info: SlotInfo, flight: Flight) -> bool:

@@ -51,7 +51,7 @@ class Props:
     @property
     def identity(self) -> tuple[object, ...]:
         """What differs at the latest when another process answers."""
-        return (self.marker, self.build, self.model_path, self.total_slots, self.n_ctx)
+        return (self.marker, self.build, self.model_path, self.model_ftype, self.total_slots, self.n_ctx)
 
 
 def parse_props(body: object) -> Props | None:

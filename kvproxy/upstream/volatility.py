@@ -8,8 +8,9 @@ tokens still does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from kvproxy.clock import Clock
 from kvproxy.identifiers import Epoch, SlotId
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
@@ -20,11 +21,21 @@ from kvproxy.upstream.replies import SlotInfo, Unavailable
 
 
 class Volatility:
-    """`on_proof` is called when a slot was found cleared."""
+    """`on_proof` is called when a slot was found cleared, `on_look` with what each look showed and when, in
+    the clock's seconds, it was asked for."""
 
     def __init__(
-        self, client: LlamaServer, table: SlotTable, tasks: TaskSet, on_proof: Callable[[], None]
+        self,
+        client: LlamaServer,
+        table: SlotTable,
+        tasks: TaskSet,
+        clock: Clock,
+        *,
+        on_proof: Callable[[], None],
+        on_look: Callable[[Sequence[SlotInfo], float], None],
     ) -> None:
+        self._clock = clock
+        self._on_look = on_look
         self._client = client
         self._table = table
         self._tasks = tasks
@@ -42,12 +53,14 @@ class Volatility:
             self._tasks.spawn(self._look(witnesses, self._table.epoch), name="look for cleared slots")
 
     async def _look(self, witnesses: tuple[SlotView, ...], epoch: Epoch) -> None:
+        asked_at = self._clock.now()
         try:
             infos = await self._client.slots()
         finally:
             self._is_looking = False
         if isinstance(infos, Unavailable) or epoch != self._table.epoch:
             return
+        self._on_look(infos, asked_at)
         held = {info.id: info for info in infos}
         verdicts = [_is_cleared(held.get(v.id)) for v in witnesses if self._table.view(v.id) == v]
         if any(verdict is not None for verdict in verdicts):

@@ -9,23 +9,24 @@ was asked; where the build has no marker that tells lives apart, such a break co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.clock import Clock
 from kvproxy.errors import UpstreamError
-from kvproxy.identifiers import ServerName
+from kvproxy.identifiers import Epoch, ServerName, SlotId
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.leases import LeaseDesk
+from kvproxy.slots.settling import Settling
+from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
-from kvproxy.snapshots.fingerprint import fingerprint_of
 from kvproxy.tasks import TaskSet
-from kvproxy.telemetry.events import Emit, ServerReady, ServerUnavailable, VolatileSlotsSeen
-from kvproxy.upstream.client import LlamaServer
+from kvproxy.telemetry.events import Emit, ServerReady, ServerUnavailable, VolatileSlotsSeen, Warned
+from kvproxy.upstream.acquaintance import ANSWER_SECONDS, Acquaintance, Introduction, Leftover
+from kvproxy.upstream.client import Action, LlamaServer
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
     NO_SLOTS_ADVICE,
-    SAVE_PATH_ADVICE,
     VOLATILE_ADVICE,
     Facts,
     Persistence,
@@ -33,15 +34,16 @@ from kvproxy.upstream.facts import (
     ServerState,
     Standing,
 )
-from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
+from kvproxy.upstream.replies import Erased, Obstacle, Props, SlotInfo, Unavailable
 
 FRESH_SECONDS = 1.0
 """A request after more than this of silence asks `/props` before it trusts a slot."""
 
 PERIOD_SECONDS = 2.0
 PERIOD_WITHOUT_SERVER_SECONDS = 0.5
-ANSWER_SECONDS = 5.0
-"""What is learned of a life is believed to its end, so a server that is only slow gets its time."""
+
+CANARY_BODY_BYTES = 512
+"""At least as much as asks for a canary."""
 
 _STATES = {
     Obstacle.LOADING: ServerState.LOADING,
@@ -63,7 +65,7 @@ class WatchParts:
     tasks: TaskSet
     clock: Clock
     emit: Emit
-    runtime_key: str | None
+    introduction: Introduction
     line_stands: Callable[[], bool]
     """Whether the sentinel's connection stands: a server that is only slow still holds it."""
     look: Callable[[], None]
@@ -86,6 +88,8 @@ class Watch:
         self._confirmed_at = float("-inf")
         self._wake = asyncio.Event()
         self._lives = 0
+        self._warned_of_others = False
+        self._is_changed = False
 
     async def run(self) -> None:
         """Ask now and then, for ever."""
@@ -106,6 +110,11 @@ class Watch:
         self._is_suspect = True
         self._p.desk.suspend()
         self._wake.set()
+
+    def renew(self) -> None:
+        """The server may compute something else from now on, as with other adapters: meet it anew."""
+        self._is_changed = True
+        self.suspect()
 
     def nudge(self) -> None:
         """There is a line where there was none, perhaps to another server: ask now."""
@@ -172,7 +181,7 @@ class Watch:
 
     def _is_same(self, props: Props) -> bool:
         known = self._p.standing.facts.props
-        if known is None or known.identity != props.identity:
+        if known is None or known.identity != props.identity or self._is_changed:
             return False
         if self._is_suspect and not props.has_marker:
             return False
@@ -218,28 +227,36 @@ class Watch:
         epoch = self._p.table.begin_epoch(props.total_slots)
         self._p.desk.epoch_began()
         self._p.process_changed()
-        persistence = await self._find_persistence(props)
-        meta = await self._p.client.model_meta(ANSWER_SECONDS)
-        slots = () if props.is_sleeping else await self._p.client.slots()
+        met = await self._p.introduction.meet(props, self._p.standing.facts)
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
-        fingerprint = fingerprint_of(props, meta, self._p.runtime_key)
-        self._is_suspect = False
-        self._p.standing.facts = Facts(
-            ServerState.SLEEPING if props.is_sleeping else _state_for(persistence),
-            persistence.reason,
-            props,
-            fingerprint,
-            persistence,
-        )
+        self._is_suspect = self._is_changed = False
+        self._p.standing.facts = _facts(props, met)
         self._lives += 1
-        self._p.emit(
-            ServerReady(
-                self._p.server, epoch, props.total_slots, props.build, persistence.mode, self._lives > 1
-            )
-        )
-        self._admit(props, slots)
+        mode, is_restart = met.persistence.mode, self._lives > 1
+        self._p.emit(ServerReady(self._p.server, epoch, props.total_slots, props.build, mode, is_restart))
+        self._admit(props, met.slots)
+        if met.leftover is not None:
+            self._settle(met.leftover, epoch)
         return True
+
+    def _settle(self, leftover: Leftover, epoch: Epoch) -> None:
+        """Grant the slot of a canary that did not end in time once nothing of it can come any more."""
+        slot = leftover.slot
+        if self._p.table.view(slot).state is not SlotState.IDLE:
+            return  # something runs in it: it is granted when that is seen to be over
+        if leftover.erase is not None:
+            self._p.table.doubt(slot, epoch)
+            self._p.tasks.spawn(self._await_erase(slot, epoch, leftover.erase), name="late erase")
+            return
+        self._p.table.serve(slot, epoch, None)
+        self._p.table.broke_off(slot, epoch, Settling(slot, was_seen=False, body_bytes=CANARY_BODY_BYTES))
+        self._p.look()
+
+    async def _await_erase(self, slot: SlotId, epoch: Epoch, erase: Action[Erased]) -> None:
+        await erase.fate()
+        self._p.table.fate_known(slot, epoch)
+        self._p.desk.changed()
 
     def _admit(self, props: Props, slots: tuple[SlotInfo, ...] | Unavailable) -> None:
         if isinstance(slots, Unavailable) and slots.reason in _HIDDEN:
@@ -256,19 +273,18 @@ class Watch:
         self._p.desk.resume()
         self._p.look()
 
-    async def _find_persistence(self, props: Props) -> Persistence:
-        known = self._p.standing.facts
-        if self._p.standing.obstacle:
-            return Persistence(PersistenceMode.OFF, self._p.standing.obstacle)
-        if props.is_sleeping:  # asking would wake it
-            return known.persistence
-        failure = await self._p.client.actions_supported(ANSWER_SECONDS)
-        if failure is None:
-            return Persistence(PersistenceMode.PLAIN)
-        if failure.fault in (Fault.UNREACHABLE, Fault.TIMED_OUT):
-            # It did not say no. The next look asks again.
-            return Persistence(PersistenceMode.UNKNOWN, failure.message)
-        return Persistence(PersistenceMode.OFF, _advice(failure))
+    def found_foreign(self, slots: Sequence[SlotId]) -> None:
+        """Somebody else ran something in `slots`, and what we believed of them is gone."""
+        if self._warned_of_others:
+            return
+        self._warned_of_others = True
+        named = ", ".join(str(slot) for slot in slots)
+        self._p.emit(
+            Warned(
+                f"somebody else uses the server {self._p.server} (seen in slot {named}): conversations lose "
+                "their slots to them; let all requests go through kvproxy"
+            )
+        )
 
     def found_volatile(self) -> None:
         """The server was seen to clear idle slots: leave the choice of slots to it."""
@@ -286,12 +302,18 @@ class Watch:
         self._p.emit(VolatileSlotsSeen(self._p.server, VOLATILE_ADVICE))
 
 
+def _facts(props: Props, met: Acquaintance) -> Facts:
+    return Facts(
+        ServerState.SLEEPING if props.is_sleeping else _state_for(met.persistence),
+        met.persistence.reason,
+        props,
+        met.fingerprint,
+        met.persistence,
+        met.kind,
+        met.canary,
+    )
+
+
 def _state_for(persistence: Persistence) -> ServerState:
     is_off = persistence.mode is PersistenceMode.OFF
     return ServerState.DEGRADED if is_off else ServerState.HEALTHY
-
-
-def _advice(failure: ActionFailure) -> str:
-    if failure.fault is Fault.UNSUPPORTED:
-        return f"{failure.message}: {SAVE_PATH_ADVICE}" if failure.message else SAVE_PATH_ADVICE
-    return KEY_ADVICE if failure.fault is Fault.UNAUTHORIZED else failure.message

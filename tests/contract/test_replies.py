@@ -159,3 +159,23 @@ async def test_embeddings_are_refused_unless_switched_on(server: Subject) -> Non
     reply = await server.ask("POST", "/v1/embeddings", {"input": "hello"})
     assert reply.status == 501
     assert reply.error["type"] == "not_supported_error"
+
+
+async def test_probabilities_are_told_of_each_token_and_follow_from_the_prompt_alone(server: Subject) -> None:
+    """The native route, with n_probs: what the model finds likely before any sampler."""
+    wish = {"n_probs": 4, "id_slot": 0, "cache_prompt": False, "temperature": 0}
+    wish["logit_bias"] = [["a", 1000]]
+    first = await server.complete("red cat, blue dog", n_predict=2, **wish)
+    again = await server.complete("red cat, blue dog", n_predict=2, **wish)
+    other = await server.complete("red cat, blue cow", n_predict=2, **wish)
+    said = first["completion_probabilities"]
+    assert len(said) == first["tokens_predicted"] == 2
+    assert {"id", "token", "bytes", "logprob", "top_logprobs"} <= said[0].keys()
+    listed = said[0]["top_logprobs"]
+    assert [one.keys() for one in listed] == [{"id", "token", "bytes", "logprob"}] * 4
+    logprobs = [one["logprob"] for one in listed]
+    assert logprobs == sorted(logprobs, reverse=True)
+    assert logprobs[0] < 0
+    assert again["completion_probabilities"][0] == said[0]
+    assert other["completion_probabilities"][0]["top_logprobs"] != listed
+    assert "completion_probabilities" not in await server.complete("red cat, blue dog", n_predict=2)

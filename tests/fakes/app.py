@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
@@ -71,6 +72,7 @@ class Api:
         self.wire = wire
         self.calls = calls
         self.sleeping = False
+        self.adapters = [{"id": n, "path": path, "scale": 1.0} for n, path in enumerate(setup.adapters)]
         self.waiting = Waiting(engine, faults, ended)
         self.inference = Inference(setup, faults, engine, self.waiting)
         self.slot_routes = SlotRoutes(setup, faults, engine, self.waiting, actions)
@@ -85,6 +87,7 @@ class Api:
         app.router.add_get("/props", self.props)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/lora-adapters", self.lora_adapters)
+        app.router.add_post("/lora-adapters", self.set_lora_adapters)
         app.router.add_get("/slots", self.slot_routes.get_slots)
         app.router.add_post("/slots/{id_slot}", self.slot_routes.slot_action)
         for path in COMPLETIONS:
@@ -143,7 +146,14 @@ class Api:
         return json_response(props_view(self.setup, len(self.engine.bank.slots), sleeping=self.sleeping))
 
     async def lora_adapters(self, request: web.Request) -> web.StreamResponse:
-        return json_response([])
+        return json_response(self.adapters)
+
+    async def set_lora_adapters(self, request: web.Request) -> web.StreamResponse:
+        """Those that are not named are switched off, as in the original."""
+        wanted: Any = json.loads(await request.read())
+        scales = {one["id"]: one["scale"] for one in wanted}
+        self.adapters = [{**one, "scale": scales.get(one["id"], 0.0)} for one in self.adapters]
+        return json_response({"success": True})
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         if not self.setup.endpoint_metrics:

@@ -12,6 +12,7 @@ from aiohttp import web
 from tests.fakes import replies, requests
 from tests.fakes.engine import Completion, Engine, Event, Final, PromptProgress, Task, Token, TooLong
 from tests.fakes.faults import Faults
+from tests.fakes.probabilities import Probabilities
 from tests.fakes.requests import Json
 from tests.fakes.tokens import tokenize
 from tests.fakes.views import Setup
@@ -78,6 +79,7 @@ class Inference:
         exchange = self._begin(request, works, dialect.answer)
         exchange.answer.include_usage = bool((data.get("stream_options") or {}).get("include_usage"))
         exchange.answer.calls_tools = data.get("tool_choice") == "required"
+        exchange.answer.probabilities = Probabilities(self.setup.weights, works[0].prompt, _n_probs(data))
         exchange.progress = data.get("return_progress") is True
         exchange.keep = works[0].streams and "X-Conversation-Id" in request.headers
         if works[0].streams:
@@ -183,6 +185,11 @@ class Inference:
         except ConnectionError:
             return False
         return True
+
+
+def _n_probs(data: Json) -> int:
+    wanted = data.get("n_probs", 0)
+    return wanted if isinstance(wanted, int) else 0
 
 
 def _chunk(answer: replies.Answer, event: Event, *, progress: bool) -> bytes:

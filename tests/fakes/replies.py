@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes.engine import Final, PromptProgress, Token
+from tests.fakes.probabilities import Probabilities
 
 BUILD = "b11434-fake"
 Json = dict[str, Any]
@@ -79,6 +80,8 @@ class Answer:
     include_usage: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     begun: bool = False
+    probabilities: Probabilities = field(default_factory=Probabilities)
+    """of the native answer"""
     calls_tools: bool = False
     """a chat answer says that it ended in a tool call"""
     end: bytes = b""
@@ -119,7 +122,9 @@ class Answer:
         return answers[0] if len(answers) == 1 else answers
 
     def _native(self, final: Final, content: str) -> Json:
+        said = self.probabilities.of(final.text)
         return {
+            **({"completion_probabilities": said} if said else {}),
             "index": final.index,
             "content": content,
             "tokens": [],

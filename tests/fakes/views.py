@@ -23,9 +23,14 @@ class Setup:
     slot_dir: Path | None = None
     model: str = "/models/fake.gguf"
     alias: str = "fake"
+    build: str = BUILD
     ftype: str = "all F32"
+    weights: str = "first"
+    """what the probabilities of tokens depend on, besides the prompt"""
     kv_type: str = "f16"
     """part of what a snapshot must match"""
+    adapters: tuple[str, ...] = ()
+    """paths of those loaded, each applied whole at first"""
     bytes_per_token: int = 512
     api_key: str | None = None
     volatile: bool = False
@@ -60,7 +65,7 @@ def props_view(setup: Setup, total_slots: int, *, sleeping: bool) -> dict[str, A
         "chat_template": CHAT_TEMPLATE,
         "bos_token": "<s>",
         "eos_token": "<|im_end|>",
-        "build_info": BUILD,
+        "build_info": setup.build,
         "is_sleeping": sleeping,
     }
 

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from kvproxy.checkpoint.actions import SlotActions
+from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.restorer import Restorer
+from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.identifiers import Epoch, Owner, Revision, ServerName, SessionKey, SlotId, SnapshotName, short
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.index import SnapshotIndex, Totals
@@ -43,6 +46,7 @@ from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.facts import Facts, Persistence, PersistenceMode, ServerState, Standing
 from kvproxy.upstream.replies import (
     ActionFailure,
+    Completed,
     Erased,
     Fault,
     Obstacle,
@@ -158,6 +162,22 @@ class FakeServer:
         self.log.append(f"erase {slot}")
         return FakeAction(self._next("erase", Erased(1)))
 
+    async def apply_template(self, document: Mapping[str, object], timeout: float = 2.0) -> Any:
+        """Each message is its role and text."""
+        self.log.append("render")
+        messages = cast(list[dict[str, str]], document["messages"])
+        prompt = "".join(f"<{m['role']}>{m.get('content') or ''}" for m in messages)
+        return await _answer(self._next("render", prompt + "<assistant>"))
+
+    async def tokenize(self, text: str, timeout: float = 2.0, *, as_prompt: bool = False) -> Any:
+        """Each character is a token."""
+        return await _answer(self._next("tokenize", tuple(text.encode())))
+
+    async def complete(self, slot: SlotId, prompt: Sequence[int], *, n_predict: int, timeout: float) -> Any:
+        self.log.append(f"evaluate {slot} {len(prompt)}")
+        self.patience["complete"] = timeout
+        return await _answer(self._next("complete", Completed(1, len(prompt) - 1)))
+
     async def props(self, timeout: float = 2.0) -> Any:
         self.log.append("props")
         self.patience["props"] = timeout
@@ -170,6 +190,15 @@ class FakeServer:
     async def model_meta(self, timeout: float = 2.0) -> Any:
         self.patience["meta"] = timeout
         return await _answer(self._next("meta", {"n_vocab": 100}))
+
+    async def adapters(self, timeout: float = 2.0) -> Any:
+        self.log.append("adapters")
+        return await _answer(self._next("adapters", ()))
+
+    async def likely_next(self, slot: SlotId, prompt: str, *, top: int, timeout: float) -> Any:
+        self.log.append(f"canary {slot}")
+        self.patience["canary"] = timeout
+        return await _answer(self._next("canary", ((1, -0.5), (2, -1.5))))
 
     async def actions_supported(self, timeout: float = 2.0) -> Any:
         self.log.append("supported?")
@@ -198,6 +227,8 @@ class FakeFiles:
     left_behind: list[SnapshotName] = field(default_factory=list)
     seen: FileIdentity | None = None
     sha256: str | None = None
+    ids: str | None = None
+    ids_read: int = 0
 
     async def verify_saved(self, name: SnapshotName, saved: Saved) -> Any:
         return await _answer(self.saved)
@@ -207,6 +238,10 @@ class FakeFiles:
 
     async def verify_stored(self, generation: Generation) -> FileCheck:
         return FileCheck(self.bad.get(generation.name, ""), self.seen)
+
+    async def ids_digest(self, name: SnapshotName) -> str | None:
+        self.ids_read += 1
+        return self.ids
 
     async def digest(self, name: SnapshotName, identity: FileIdentity | None = None) -> str | None:
         return self.sha256
@@ -224,6 +259,20 @@ class FakeFiles:
 
     async def check_usable(self) -> str | None:
         return None
+
+
+@dataclass
+class FakeScratch:
+    """Names for a moment, and which were deleted."""
+
+    deleted: list[SnapshotName] = field(default_factory=list)
+
+    def new_name(self) -> SnapshotName:
+        return new_name(OWNER)
+
+    async def delete(self, name: SnapshotName) -> bool:
+        self.deleted.append(name)
+        return True
 
 
 class FakeStore:
@@ -391,9 +440,14 @@ class World:
         self.actions = SlotActions(MAIN, self.breaker, clock=self.clock, emit=self.sink, tasks=self.tasks)
         self.policy = policy or CheckpointPolicy()
         self.parts = self._parts()
-        self.checkpointer = Checkpointer(self.parts, self.policy, timeout_seconds=timeout_seconds)
+        self.shaper = Shaper(self.parts)
+        self.checkpointer = Checkpointer(
+            self.parts, self.policy, self.shaper, timeout_seconds=timeout_seconds
+        )
+        self.canaries = Canaries()
+        chooser = Chooser(cast(Any, self.store), self.canaries, accepts_other_builds=True)
         self.restorer = Restorer(
-            self.parts, is_enabled=restores, verify=verify, timeout_seconds=timeout_seconds
+            self.parts, chooser, is_enabled=restores, verify=verify, timeout_seconds=timeout_seconds
         )
         self.preparer = Preparer(
             self.parts, self.checkpointer, self.restorer, on_switch=on_switch, is_strict=is_strict

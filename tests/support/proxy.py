@@ -254,6 +254,7 @@ async def house(
         async with KvProxy(settings) as proxy:
             await proxy.ready()
             here = House(fake, proxy, slot_dir)
+            here.forget_calls()  # what a new life is asked
             yield here
             await proxy.at_rest()
             assert fake.violations == []

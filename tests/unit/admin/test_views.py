@@ -49,6 +49,8 @@ def test_a_server_shows_its_state_its_epoch_and_what_it_runs() -> None:
         "model": "/models/one.gguf",
         "fingerprint": FINGERPRINT.digest[:12],
         "persistence": {"mode": "plain", "reason": ""},
+        "canary": None,
+        "memory": {"kind": "unknown", "may_roll_back": False, "needs_boundary": False},
         "volatile_slots": False,
         "breaker": "closed",
         "waiting": 2,

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.restorer import DIED, NO_ROOM, Restoration
 from kvproxy.identifiers import Revision, SlotId
+from kvproxy.snapshots.canary import Canary
 from kvproxy.snapshots.fingerprint import Fingerprint
-from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest
+from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest, digest_of_ids
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted, TaskDied
 from kvproxy.upstream.breaker import BreakerState
 from kvproxy.upstream.replies import ActionFailure, Fault, Restored
@@ -306,3 +309,98 @@ class TestLate:
 
         assert stored(w).current.invalid_reason == DIED
         assert w.store.marks == set()
+
+
+class TestAnotherBuild:
+    """The snapshot is another build's, and the canary says that it computes the same."""
+
+    OLD = Fingerprint.from_dict({"model_path": "/models/one.gguf", "build": "b1", "canary": "c"})
+    NEW = Fingerprint.from_dict({"model_path": "/models/one.gguf", "build": "b2", "canary": "c"})
+
+    async def world(self, answer: object = None) -> World:
+        w = World()
+        w.session(A)
+        w.canaries._canaries["c"] = Canary.of([(1, -0.5)])
+        w.keep(manifest_of(A, fingerprint=self.OLD))
+        w.standing.set(fingerprint=self.NEW)
+        if answer is not None:
+            w.server.answer("restore", answer)
+        return w
+
+    async def test_it_is_restored_and_counts_as_used(self) -> None:
+        w = await self.world()
+        assert (await restore(w)).outcome is O.RESTORED
+        assert w.store.touched == [A]
+
+    async def test_a_format_that_the_server_does_not_know_is_no_fault_of_the_file(self) -> None:
+        w = await self.world(ActionFailure(Fault.REFUSED, "Unable to restore slot", 400))
+        assert (await restore(w)).outcome is O.REFUSED
+        kept = w.store.find(A, self.OLD)
+        assert kept is not None
+        assert kept.current.is_valid
+
+        w.log.clear()
+        assert (await restore(w)).outcome is O.FINGERPRINT_MISMATCH
+        assert w.log == [], "it is not tried again"
+
+    async def test_one_that_kills_the_server_is_never_tried_again(self) -> None:
+        w = await self.world(ActionFailure(Fault.UNREACHABLE, "connection reset"))
+        await restore(w)
+        kept = w.store.find(A, self.OLD)
+        assert kept is not None
+        assert kept.current.invalid_reason == DIED
+
+
+async def test_a_mismatch_is_told_with_the_fields_that_differ() -> None:
+    w = world()
+    w.standing.set(fingerprint=Fingerprint.from_dict({"model_path": "/models/two.gguf", "build": "b11434"}))
+    assert (await restore(w)).outcome is O.FINGERPRINT_MISMATCH
+    (ended,) = w.sink.of(RestoreEnded)
+    assert (ended.outcome, ended.detail) == (O.FINGERPRINT_MISMATCH, "differs in model_path")
+    assert w.sink.of(RestoreStarted) == []
+
+
+class TestExtended:
+    """Memory that cannot roll back goes on from a snapshot only if the prompt extends all of it."""
+
+    ASKED = Asked("chat/completions", {"messages": [{"role": "user", "content": "the same beginning"}]})
+    IDS = tuple(b"<user>the same beginning<assistant>")
+
+    def stored(self, ids: tuple[int, ...] | None, kind: MemoryKind) -> World:
+        w = world()
+        w.standing.set(kind=kind)
+        digest = None if ids is None else digest_of_ids(ids)
+        tokens = 10 if ids is None else len(ids)
+        w.keep(manifest_of(A, generation_of(tokens=tokens, ids_digest=digest, form="boundary")))
+        w.server.answer("restore", Restored(tokens, 5000))
+        return w
+
+    async def run(self, w: World, asked: Asked | None = ASKED) -> RestoreOutcome:
+        result = await w.restorer.restore(S0, w.table.epoch, A, Revision(0), asked)
+        return result.outcome
+
+    @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.RECURRENT, MemoryKind.SLIDING_WINDOW])
+    async def test_a_prompt_that_extends_it_is_restored_for(self, kind: MemoryKind) -> None:
+        w = self.stored(self.IDS[:-1], kind)
+        assert await self.run(w) is O.RESTORED
+        view = w.table.view(S0)
+        assert view.occupancy is not None
+        assert view.occupancy.is_boundary
+
+    @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.RECURRENT, MemoryKind.SLIDING_WINDOW])
+    @pytest.mark.parametrize("ids", [IDS, (*IDS[:-2], 0), (*IDS, 1)])
+    async def test_one_that_does_not_is_cold(self, kind: MemoryKind, ids: tuple[int, ...]) -> None:
+        w = self.stored(ids, kind)
+        assert await self.run(w) is O.NOT_EXTENDED
+        assert not any(line.startswith("restore") for line in w.log)
+        assert stored(w).current.is_valid
+
+    async def test_full_attention_is_restored_whatever_is_asked(self) -> None:
+        w = self.stored((*self.IDS, 1), MemoryKind.FULL)
+        assert await self.run(w) is O.RESTORED
+        assert "render" not in w.log
+
+    async def test_what_is_not_known_is_tried_but_never_with_a_sliding_window(self) -> None:
+        assert await self.run(self.stored(None, MemoryKind.HYBRID)) is O.RESTORED
+        assert await self.run(self.stored(None, MemoryKind.SLIDING_WINDOW)) is O.NOT_EXTENDED
+        assert await self.run(self.stored(self.IDS[:-1], MemoryKind.SLIDING_WINDOW), None) is O.NOT_EXTENDED

@@ -15,6 +15,8 @@ def status(**server: Any) -> dict[str, Any]:
     known = {"name": "main", "url": "http://u", "state": "healthy", "reason": "", "build": "b1", "model": "m"}
     known |= {
         "persistence": {"mode": "plain", "reason": ""},
+        "memory": {"kind": "hybrid"},
+        "canary": None,
         "breaker": "closed",
         "slots": SLOTS,
         "waiting": 3,
@@ -37,6 +39,7 @@ def test_it_shows_the_server_its_slots_and_what_was_saved(daemon: Daemon, ask: A
         "kvproxy 9, up 1 min 1 s\n",
         "server main at http://u: healthy\n",
         "persistence plain\n",
+        "memory hybrid, canary not known\n",
         "breaker closed\n",
         "3 requests wait",
         "75 tokens reused (75.0%), 25 computed",

@@ -29,7 +29,7 @@ def slot_dir(tmp_path: Path) -> Path:
 
 async def test_a_good_server_passes_every_check_in_order(tmp_path: Path, slot_dir: Path) -> None:
     async with FakeLlamaServer(slot_dir=slot_dir) as fake:
-        wanted = settings(fake.base_url, tmp_path, snapshot_dir=str(slot_dir))
+        wanted = settings(fake.base_url, tmp_path, snapshot_dir=str(slot_dir), memory_kind="full")
         report = await examine(wanted, wants_probe=True)
     assert [check.name for check in report.checks] == [
         "reachable",
@@ -37,6 +37,7 @@ async def test_a_good_server_passes_every_check_in_order(tmp_path: Path, slot_di
         "slots API",
         "save path",
         "slots",
+        "memory",
         "state directory",
         "save",
         "restore",
@@ -53,7 +54,7 @@ async def test_a_good_server_passes_every_check_in_order(tmp_path: Path, slot_di
 async def test_without_the_probe_nothing_is_touched(tmp_path: Path, slot_dir: Path) -> None:
     async with FakeLlamaServer(slot_dir=slot_dir) as fake:
         report = await examine(settings(fake.base_url, tmp_path), wants_probe=False)
-        assert [call.method for call in fake.calls if call.path != "/slots/0"] == ["GET", "GET"]
+        assert [call.method for call in fake.calls if call.path != "/slots/0"] == ["GET"] * 3
         assert [call.filename for call in fake.calls if call.path == "/slots/0"] == ["/"]
     assert (report.readiness, report.is_proven) == (Readiness.READY, False)
     assert list(slot_dir.iterdir()) == []
@@ -89,7 +90,7 @@ async def test_a_sleeping_server_is_not_woken(tmp_path: Path, slot_dir: Path) ->
     async with FakeLlamaServer(slot_dir=slot_dir) as fake:
         fake.sleep()
         report = await examine(settings(fake.base_url, tmp_path), wants_probe=True)
-        assert [call.path for call in fake.calls] == ["/props"]
+        assert [call.path for call in fake.calls] == ["/props", "/v1/models"], "neither wakes it"
     assert report.readiness is Readiness.DEGRADED
     assert results(report)["probe"] == "skipped"
 

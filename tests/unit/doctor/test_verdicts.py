@@ -10,12 +10,14 @@ from kvproxy.doctor.verdicts import (
     SET_KEY,
     SET_SAVE_PATH,
     asleep,
+    judge_memory,
     judge_numbers,
     judge_props,
     judge_save_path,
     judge_slots_api,
 )
 from kvproxy.identifiers import SlotId
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, SlotInfo, Unavailable
 
 PROPS = Props(2, 8192, "/models/m.gguf", "", "", "b1", "marker", False, ())
@@ -88,3 +90,15 @@ def test_four_slots_may_be_nobodys_choice() -> None:
 
 def test_a_sleeping_server_is_not_said_to_be_well() -> None:
     assert asleep("slots API").result is Result.DEGRADED
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.UNKNOWN])
+def test_a_known_memory_is_shown_with_what_it_means(kind: MemoryKind) -> None:
+    check = judge_memory(kind)
+    assert (check.result, check.detail.startswith(f"{kind}: a snapshot serves")) == (Result.OK, True)
+
+
+def test_an_unknown_memory_says_nothing_against_the_server_and_names_the_setting() -> None:
+    check = judge_memory(MemoryKind.UNKNOWN)
+    assert check.result is Result.SKIPPED
+    assert "upstreams[].memory_kind" in check.detail

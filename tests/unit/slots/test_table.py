@@ -10,6 +10,7 @@ from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import TRANSITIONS, SlotEvent, SlotState
 from kvproxy.slots.table import SlotTable
+from kvproxy.upstream.replies import SlotInfo
 from tests.support.clock import FakeClock
 from tests.support.fakes_core import A, B, idle, processing, stay
 
@@ -351,3 +352,54 @@ class TestHolders:
     def test_it_can_be_read_by_a_person(self, room: Room) -> None:
         room.table.hold([S1], 4)
         assert repr(room.table) == "<SlotTable epoch 1 [0:idle, 1:idle*]>"
+
+
+class TestForeign:
+    """Somebody else's tasks in slots that we believed idle."""
+
+    def look(self, room: Room, *infos: SlotInfo) -> tuple[SlotId, ...]:
+        room.clock.advance(1)
+        return room.table.foreign(infos, room.clock.now())
+
+    def test_a_task_that_was_not_there_before_ends_the_stay(self, room: Room) -> None:
+        room.house(stay(A))
+        assert self.look(room, idle(0, task=4), idle(1)) == ()
+        assert self.look(room, idle(0, task=5), idle(1)) == (S0,)
+        assert (room.state(), room.table.slot_of(A)) == (SlotState.IDLE, None)
+        assert self.look(room, idle(0, task=5), idle(1)) == ()
+
+    def test_one_in_a_slot_that_never_ran_any_is_seen_too_and_leaves_it_used(self, room: Room) -> None:
+        self.look(room, idle(0), idle(1))
+        assert self.look(room, idle(0), idle(1, task=3)) == (S1,)
+        assert not room.table.view(S1).is_blank
+
+    def test_one_that_still_runs_keeps_the_slot_until_it_is_seen_idle(self, room: Room) -> None:
+        room.house(stay(A))
+        assert self.look(room, processing(0, task=9)) == (S0,)
+        assert (room.state(), room.table.unsettled) == (SlotState.CANCELLING, 1)
+
+        room.clock.advance(1)
+        assert room.table.seen([idle(0)], room.clock.now())
+        assert (room.state(), room.table.slot_of(A)) == (SlotState.IDLE, None)
+
+    def test_what_ran_under_a_lease_was_ours(self, room: Room) -> None:
+        room.house(stay(A))
+        self.look(room, idle(0, task=4))
+        room.table.hold([S0], 7)
+        assert self.look(room, idle(0, task=5)) == ()
+        room.table.let_go([S0], 7)
+        assert self.look(room, idle(0, task=6)) == ()
+        assert room.table.slot_of(A) is not None
+
+    def test_a_look_from_before_the_slot_was_given_back_says_nothing(self, room: Room) -> None:
+        room.house(stay(A))
+        asked_at = room.clock.now()
+        room.clock.advance(1)
+        room.table.hold([S0], 7)
+        room.table.let_go([S0], 7)
+        assert room.table.foreign([processing(0, task=4)], asked_at) == ()
+
+    def test_a_slot_that_serves_is_not_looked_at(self, room: Room) -> None:
+        self.look(room, idle(0, task=1))
+        room.table.serve(S0, room.epoch, stay(A))
+        assert self.look(room, processing(0, task=2)) == ()

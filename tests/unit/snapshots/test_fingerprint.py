@@ -94,3 +94,11 @@ def test_values_cannot_run_into_one_another() -> None:
 
 def test_a_fingerprint_survives_the_way_through_a_dict() -> None:
     assert Fingerprint.from_dict(BASE.as_dict()) == BASE
+
+
+def test_what_was_found_out_besides_is_part_of_it() -> None:
+    plain = fingerprint_of(PROPS, {}, None)
+    more = fingerprint_of(PROPS, {}, None, adapters="[a]", model_file="1:2", canary="c")
+    assert more.diff(plain) == ("adapters", "canary", "model_file")
+    assert (more.get("canary"), plain.get("canary"), plain.get("nothing")) == ("c", "", "")
+    assert more.without("canary").diff(more) == ("canary",)

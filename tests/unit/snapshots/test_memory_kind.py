@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any, get_args
+
 import pytest
 
-from kvproxy.snapshots.memory_kind import MemoryKind, kind_from
+from kvproxy.settings.model import UpstreamSettings
+from kvproxy.snapshots.memory_kind import MemoryKind, kind_from, kind_of_setting
 
 FULL, WINDOW, HYBRID, RECURRENT, UNKNOWN = MemoryKind
 
@@ -37,3 +40,9 @@ def test_the_file_comes_before_the_model_and_the_model_before_the_setting(
 def test_what_nobody_knows_is_append_only_and_needs_no_boundary() -> None:
     assert UNKNOWN.is_append_only
     assert not UNKNOWN.needs_boundary
+
+
+def test_the_settings_words_are_kinds_and_auto_is_none() -> None:
+    words: Any = UpstreamSettings.model_fields["memory_kind"].annotation
+    kinds = {kind_of_setting(word) for word in get_args(words)}
+    assert kinds == set(MemoryKind) - {MemoryKind.UNKNOWN} | {None}

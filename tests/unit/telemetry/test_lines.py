@@ -58,6 +58,7 @@ def test_no_line_carries_what_an_enum_or_an_error_would_print_as(event: Event) -
         (samples.checkpoint(), logging.INFO),
         (samples.checkpoint(CheckpointOutcome.CLEAN), logging.DEBUG),
         (samples.restore(RestoreOutcome.NO_SNAPSHOT), logging.DEBUG),
+        (samples.restore(RestoreOutcome.FINGERPRINT_MISMATCH), logging.INFO),
     ],
 )
 def test_routine_is_quiet_and_trouble_is_not(event: Event, level: int) -> None:

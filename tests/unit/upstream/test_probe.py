@@ -26,7 +26,15 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 class Room(World):
     def __init__(self, *, slots: int = 2) -> None:
         super().__init__(slots=slots)
-        self.probe = Probe(cast(Any, self.server), self.table, self.desk, self.clock)
+        self.foreign: list[SlotId] = []
+        self.probe = Probe(
+            cast(Any, self.server),
+            self.table,
+            self.desk,
+            self.standing,
+            self.clock,
+            on_foreign=self.foreign.extend,
+        )
 
     async def launch(
         self, *before: SlotInfo, purpose: Purpose = Purpose.FLOATING, leaves_no_trace: bool = False
@@ -266,3 +274,32 @@ class TestUnpinned:
         await following
 
         assert (room.occupant(0), room.state(1)) == ("a" * 12, "idle")
+
+
+class TestForeign:
+    async def look(self, room: Room, *infos: SlotInfo) -> None:
+        room.clock.advance(1)
+        room.probe.look_for_foreign(infos, room.clock.now())
+
+    async def test_somebody_elses_use_is_told_and_looked_after(self) -> None:
+        room = Room()
+        room.house(0, stay(A))
+        await self.look(room, idle(0, task=1), idle(1, task=2))
+        await self.look(room, idle(0, task=1), processing(1, task=3))
+
+        assert (room.foreign, room.occupant(0), room.state(1)) == ([S1], "a" * 12, "cancelling")
+        assert room.probe._wanted.is_set()
+
+    async def test_where_the_server_chooses_its_slots_they_are_not_ours_to_miss(self) -> None:
+        room = Room()
+        room.standing.set(pins=False)
+        await self.look(room, idle(0, task=1), idle(1, task=2))
+        await self.look(room, idle(0, task=4), processing(1, task=3))
+        assert (room.foreign, room.state(1)) == ([], "idle")
+
+    async def test_a_look_at_what_a_dropped_request_does_sees_them_too(self) -> None:
+        room = Room()
+        room.clock.advance(1)
+        room.shows(idle(0, task=1), processing(1, task=9))
+        await room.probe._look_once()
+        assert room.foreign == [S1]

@@ -18,7 +18,15 @@ class Room(World):
     def __init__(self) -> None:
         super().__init__()
         self.proofs = 0
-        self.volatility = Volatility(cast(Any, self.server), self.table, self.tasks, self._proved)
+        self.looks: list[float] = []
+        self.volatility = Volatility(
+            cast(Any, self.server),
+            self.table,
+            self.tasks,
+            self.clock,
+            on_proof=self._proved,
+            on_look=lambda infos, asked_at: self.looks.append(asked_at),
+        )
         self.house(0, stay(A))
         self.clock.advance(1)
         self.began = self.clock.now()
@@ -134,3 +142,9 @@ async def test_one_look_at_a_time_is_enough() -> None:
         room.volatility.request_ended(S1, room.began)
     await settle()
     assert room.log == ["slots"]
+
+
+async def test_each_look_is_shown_to_whoever_watches_for_others() -> None:
+    room = Room()
+    await room.request(idle(0, tokens=1000), idle(1))
+    assert room.looks == [room.clock.now()]

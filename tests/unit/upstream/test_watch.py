@@ -8,8 +8,10 @@ from typing import Any, cast
 import pytest
 
 from kvproxy.errors import NotPinned, UpstreamError
+from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
-from kvproxy.telemetry.events import ServerReady, ServerUnavailable, VolatileSlotsSeen
+from kvproxy.telemetry.events import ServerReady, ServerUnavailable, VolatileSlotsSeen, Warned
+from kvproxy.upstream.acquaintance import ANSWER_SECONDS, CANARY_SECONDS, Introduction
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
     NO_SLOTS_ADVICE,
@@ -19,9 +21,22 @@ from kvproxy.upstream.facts import (
     ServerState,
     Standing,
 )
-from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Props, Unavailable
-from kvproxy.upstream.watch import ANSWER_SECONDS, FRESH_SECONDS, Watch, WatchParts
-from tests.support.fakes_core import MAIN, PROPS, UNREACHABLE, A, World, idle, processing, settle, stay
+from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, Unavailable
+from kvproxy.upstream.watch import FRESH_SECONDS, Watch, WatchParts
+from tests.support.fakes_core import (
+    MAIN,
+    PROPS,
+    UNREACHABLE,
+    A,
+    FakeScratch,
+    Late,
+    World,
+    idle,
+    processing,
+    settle,
+    stay,
+)
+from tests.support.proxy import eventually
 
 OTHER = replace(PROPS, marker="<__media_2__>")
 ASLEEP = replace(PROPS, is_sleeping=True)
@@ -51,7 +66,14 @@ class Room(World):
                 self.tasks,
                 self.clock,
                 self.sink,
-                None,
+                Introduction(
+                    cast(Any, self.server),
+                    self.canaries,
+                    self.sink,
+                    runtime_key=None,
+                    setting=None,
+                    scratch=FakeScratch(),
+                ),
                 line_stands=lambda: self.line,
                 look=self._look,
                 process_changed=self._process_changed,
@@ -103,7 +125,8 @@ class TestFirstMeeting:
         assert (room.facts.persistence.mode, room.facts.pins) == (PersistenceMode.PLAIN, True)
         assert (room.epoch, room.grants, room.process_changes) == (before + 1, True, 1)
         assert [view.state for view in room.table.views()] == ["idle", "idle"]
-        assert room.log == ["props", "supported?", "slots"]
+        asked = ["props", "supported?", "adapters", "slots", "canary 1", "erase 1", "props", "slots"]
+        assert room.log == asked
 
     async def test_it_is_told_and_only_the_second_life_is_a_restart(self) -> None:
         room = await met()
@@ -150,7 +173,8 @@ class TestFirstMeeting:
 
     async def test_what_is_believed_to_the_end_of_a_life_is_asked_for_with_patience(self) -> None:
         room = await met()
-        assert room.server.patience == dict.fromkeys(("props", "supported", "meta"), ANSWER_SECONDS)
+        patience = dict.fromkeys(("props", "supported", "meta"), ANSWER_SECONDS)
+        assert room.server.patience == patience | {"canary": CANARY_SECONDS}
 
     async def test_a_sleeping_server_is_met_without_waking_it(self) -> None:
         room = await met(props=ASLEEP)
@@ -174,6 +198,55 @@ class TestFirstMeeting:
         first = room.facts.fingerprint
         await room.ask(replace(OTHER, model_path="/models/two.gguf"))
         assert room.facts.fingerprint != first
+
+
+class TestLeftovers:
+    """A canary, or the erase after it, that did not end in time."""
+
+    async def test_a_slot_with_a_dropped_canary_is_granted_once_it_was_quiet(self) -> None:
+        room = await met(canary=UNREACHABLE)
+        assert [view.state for view in room.table.views()] == ["idle", "cancelling"]
+        assert (room.grants, room.looks > 0) == (True, True)
+
+    async def test_one_whose_erase_is_late_is_granted_when_that_has_ended(self) -> None:
+        late = Late()
+        room = await met(erase=late)
+        assert [view.state for view in room.table.views()] == ["idle", "quarantined"]
+
+        late.end(Erased(1))
+        await settle()
+
+        assert [view.state for view in room.table.views()] == ["idle", "idle"]
+
+    async def test_one_that_runs_something_by_then_is_left_to_be_seen_idle(self) -> None:
+        room = Room()
+        room.server.answer("canary", UNREACHABLE)
+        room.server.answer("slots", (idle(0), idle(1)), (idle(0), processing(1)))
+        await room.ask()
+        assert [view.state for view in room.table.views()] == ["idle", "unknown"]
+
+
+class TestRenewal:
+    async def test_the_same_process_is_met_anew_once_it_may_compute_something_else(self) -> None:
+        room = await met()
+        room.house(0, stay(A))
+        before = room.epoch
+
+        room.watch.renew()
+        assert not room.grants
+        await room.ask()
+        await room.ask()
+
+        assert (room.epoch, room.occupant(0), room.grants) == (before + 1, None, True)
+
+
+class TestOthers:
+    async def test_somebody_elses_use_is_told_once(self) -> None:
+        room = await met()
+        room.watch.found_foreign([SlotId(1)])
+        room.watch.found_foreign([SlotId(0)])
+        (warned,) = room.sink.of(Warned)
+        assert "slot 1" in warned.message
 
 
 class TestSameLife:
@@ -240,7 +313,15 @@ class TestAnotherLife:
         assert session.lost_to_restart
 
     @pytest.mark.parametrize(
-        "change", [{"build": "b2"}, {"total_slots": 4}, {"n_ctx": 1}, {"model_path": "/m"}, {"marker": "x"}]
+        "change",
+        [
+            {"build": "b2"},
+            {"total_slots": 4},
+            {"n_ctx": 1},
+            {"model_path": "/m"},
+            {"model_ftype": "Q8_0"},
+            {"marker": "x"},
+        ],
     )
     async def test_it_is_known_by_any_trait_that_differs(self, change: dict[str, Any]) -> None:
         room = await met()
@@ -260,7 +341,7 @@ class TestAnotherLife:
         await room.ask(PROPS, OTHER)
 
         assert room.facts.props == OTHER
-        assert room.log.count("props") == 2
+        assert room.log.count("supported?") == 2
         assert room.grants
 
     async def test_an_answer_from_before_a_doubt_is_not_believed(self) -> None:
@@ -502,7 +583,7 @@ class TestRunning:
         room.server.answer("props", OTHER)
 
         room.watch.suspect()
-        await settle(40)
+        await eventually(lambda: room.facts.props == OTHER)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -521,9 +602,10 @@ class TestRunning:
 
         monkeypatch.setattr(room.watch, "refresh", refresh)
         running = asyncio.get_running_loop().create_task(room.watch.run())
-        await settle(40)
+        await eventually(lambda: room.log.count("props") == 3)
+        await settle()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
-        assert (room.log.count("props"), room.grants) == (2, True)
+        assert (room.log.count("supported?"), room.grants) == (1, True)
