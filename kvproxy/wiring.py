@@ -83,15 +83,7 @@ class Runtime:
     async def start(self) -> None:
         """Raises StateDirTaken if another kvproxy uses the state directory. One that cannot be used only
         means that nothing is saved; an absent server is no error."""
-        try:
-            await self.store.open()
-            if (complaint := await self.canaries.load()) is not None:
-                self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
-        except StateDirTaken:
-            raise
-        except StateDirError as error:
-            self.standing.obstacle = str(error)
-            self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
+        await self._open_state()
         for manifest in self.store.all():
             self.registry.adopt(
                 manifest.key,
@@ -109,6 +101,18 @@ class Runtime:
         self.tasks.spawn(self.rounds.run(), name="rounds")
         self.tasks.spawn(self.keeper.run(), name="keeper")
         self.tasks.spawn(self.living.run(), name="living slots")
+
+    async def _open_state(self) -> None:
+        try:
+            await self.store.open()
+        except StateDirTaken:
+            raise
+        except StateDirError as error:
+            self.standing.obstacle = str(error)
+            self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
+            return
+        if (complaint := await self.canaries.load()) is not None:
+            self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
 
     async def drain(self, budget_seconds: float) -> Flushed:
         """Take nothing new, let what runs finish, save what is dirty: all within the budget.
@@ -206,6 +210,7 @@ class Runtime:
                     runtime_key=upstream.runtime_key,
                     setting=kind_of_setting(upstream.memory_kind),
                     scratch=_Scratch(self),
+                    obstacle=lambda: self.standing.obstacle,
                 ),
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,7 +94,7 @@ class Scratch(Protocol):
 
 
 class Introduction:
-    """`setting` is the operator's word on the memory kind."""
+    """`setting` is the operator's word on the memory kind; `obstacle` says why we cannot keep anything."""
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Introduction:
         runtime_key: str | None,
         setting: MemoryKind | None,
         scratch: Scratch,
+        obstacle: Callable[[], str] = lambda: "",
     ) -> None:
         self._client = client
         self._canaries = canaries
@@ -112,6 +113,7 @@ class Introduction:
         self._runtime_key = runtime_key
         self._setting = setting
         self._scratch = scratch
+        self._obstacle = obstacle
 
     async def meet(self, props: Props, known: Facts) -> Acquaintance:
         """`known` are the facts of the life before, which may be the same process."""
@@ -162,6 +164,8 @@ class Introduction:
         return _Told(persistence, meta, told, slots)
 
     async def _find_persistence(self) -> Persistence:
+        if obstacle := self._obstacle():
+            return Persistence(PersistenceMode.OFF, obstacle)
         failure = await self._client.actions_supported(ANSWER_SECONDS)
         if failure is None:
             return Persistence(PersistenceMode.PLAIN)
