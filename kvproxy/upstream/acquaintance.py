@@ -34,7 +34,7 @@ from kvproxy.upstream.facts import (
     PersistenceMode,
 )
 from kvproxy.upstream.gguf import ModelTraits, read_model_traits
-from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Props, SlotInfo, Unavailable
+from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, SlotInfo, Unavailable
 from kvproxy.upstream.reuse_probe import Reuse, probe_reuse
 
 ANSWER_SECONDS = 5.0
@@ -159,6 +159,9 @@ class Introduction:
         persistence = await self._find_persistence()
         meta = await self._client.model_meta(ANSWER_SECONDS)
         adapters = await ask_adapters(self._client)
+        if isinstance(adapters, Unavailable) and adapters.reason is Obstacle.UNREACHABLE:
+            # Not to know them costs every snapshot of this life: one lost question is put again.
+            adapters = await ask_adapters(self._client)
         slots = await self._client.slots()
         told = UNKNOWN_ADAPTERS if isinstance(adapters, Unavailable) else adapters
         return _Told(persistence, meta, told, slots)

@@ -163,6 +163,11 @@ class TestWhatIsTold:
         met = await Room().meet(adapters=Unavailable(Obstacle.UNREACHABLE, "no answer"))
         assert met.fingerprint.get("adapters") == "unknown"
 
+    async def test_a_question_for_them_that_was_lost_is_put_again(self) -> None:
+        room = Room()
+        room.server.answer("adapters", UNREACHABLE, ())
+        assert (await room.meet()).fingerprint.get("adapters") == ""
+
     @pytest.mark.parametrize(
         ("failure", "mode", "reason"),
         [
