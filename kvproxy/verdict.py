@@ -8,7 +8,7 @@ from typing import Protocol
 from kvproxy.doctor.sizes import count, human
 from kvproxy.settings.model import Settings
 from kvproxy.snapshots.store import SnapshotStore
-from kvproxy.upstream.facts import Facts, ServerState, Standing, cannot_be_reached
+from kvproxy.upstream.facts import Facts, Standing, why_without_slots
 
 
 class Known(Protocol):
@@ -25,10 +25,8 @@ class Known(Protocol):
 def verdict_line(known: Known, snapshot_dir_fault: str | None = None) -> tuple[int, str]:
     """The log level and the line. `snapshot_dir_fault` says why that directory cannot be used, if so."""
     facts = known.standing.facts
-    if facts.state is ServerState.UNREACHABLE:
-        return logging.WARNING, cannot_be_reached(known.settings.upstreams[0].url, facts.reason)
     if not facts.state.has_slots:
-        return logging.WARNING, f"the server is {facts.state}: {facts.reason}"
+        return logging.WARNING, why_without_slots(known.settings.upstreams[0].url, facts)
     slots = facts.props.total_slots if facts.props else 0
     head = f"{count(slots, 'slot')}, {facts.model or 'unknown model'}"
     if not facts.persistence.is_on:

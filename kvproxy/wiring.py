@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from kvproxy.admin.app import AdminFace, AdminParts
+from kvproxy.assembly import Scratch, policy_of, sentinel_of
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.parts import Parts
-from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.errors import CapacityError, ErrorCode, StateDirError, StateDirTaken
-from kvproxy.identifiers import ServerName, SnapshotName
+from kvproxy.identifiers import ServerName
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.endpoints import LABELS
 from kvproxy.proxy.exchange import Exchange
@@ -32,7 +29,7 @@ from kvproxy.proxy.pinned import PinnedRequests
 from kvproxy.proxy.sending import Sender, WriteStall
 from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.sessions.registry import SessionRegistry
-from kvproxy.settings.model import CheckpointSettings, Settings
+from kvproxy.settings.model import Settings
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.canaries import Canaries
@@ -52,7 +49,6 @@ from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.living import LivingSlots
 from kvproxy.upstream.probe import Probe
-from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.transport import Transport
 from kvproxy.upstream.volatility import Volatility, clears_idle_slots
 from kvproxy.upstream.watch import Watch, WatchParts
@@ -209,7 +205,7 @@ class Runtime:
                     self.bus.emit,
                     runtime_key=upstream.runtime_key,
                     setting=kind_of_setting(upstream.memory_kind),
-                    scratch=_Scratch(self),
+                    scratch=Scratch(lambda: new_name(self.store.owner), lambda name: self.files.delete(name)),
                     obstacle=lambda: self.standing.obstacle,
                 ),
                 line_stands=lambda: self.sentinel.connected,
@@ -238,7 +234,7 @@ class Runtime:
             on_proof=self.watch.found_volatile,
             on_look=self.probe.look_for_foreign,
         )
-        self.sentinel = _sentinel(upstream.url, upstream.api_key, self.watch, self.clock)
+        self.sentinel = sentinel_of(upstream.url, upstream.api_key, self.watch, self.clock)
 
     def _build_persistence(self) -> None:
         settings = self.settings
@@ -268,7 +264,7 @@ class Runtime:
             emptied=self._ask_why_empty,
             unable=self.watch.found_unable,
         )
-        self.policy = _policy(settings.checkpoint)
+        self.policy = policy_of(settings.checkpoint)
         self.shaper = Shaper(parts)
         self.checkpointer = Checkpointer(
             parts, self.policy, self.shaper, timeout_seconds=settings.checkpoint.timeout_seconds
@@ -389,35 +385,3 @@ class Runtime:
                 needs_documents=lambda: self.shaper.is_needed,
             )
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Scratch:
-    """Files for a moment, of a runtime whose store and files are built later than what uses them."""
-
-    runtime: Runtime
-
-    def new_name(self) -> SnapshotName:
-        return new_name(self.runtime.store.owner)
-
-    async def delete(self, name: SnapshotName) -> bool:
-        return await self.runtime.files.delete(name)
-
-
-def _sentinel(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:
-    parts = urlsplit(url)
-    is_tls = parts.scheme == "https"
-    return Sentinel(
-        parts.hostname or "",
-        parts.port or (443 if is_tls else 80),
-        ssl.create_default_context() if is_tls else None,
-        api_key=api_key,
-        on_break=watch.suspect,
-        on_connect=watch.nudge,
-        clock=clock,
-    )
-
-
-def _policy(settings: CheckpointSettings) -> CheckpointPolicy:
-    """From the settings of the same names."""
-    return CheckpointPolicy(**settings.model_dump(include={one.name for one in fields(CheckpointPolicy)}))

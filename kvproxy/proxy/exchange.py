@@ -76,7 +76,7 @@ class Exchange:
             facts = await self.holder.watch.confirm()
             if facts.state is ServerState.LOADING or (facts.state.has_slots and not facts.pins):
                 return await self._stray(visit, facts)
-            require_slots(facts)
+            require_slots(self.holder.watch.url, facts)
             try:
                 response = await self._hold(visit, facts)
             except NotPinned:

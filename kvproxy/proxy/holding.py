@@ -13,16 +13,16 @@ from kvproxy.proxy.account import Account
 from kvproxy.slots.leases import Lease, LeaseDesk, Want
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Emit, SlotAcquired, SlotReleased
-from kvproxy.upstream.facts import Facts
+from kvproxy.upstream.facts import Facts, why_without_slots
 from kvproxy.upstream.watch import Watch
 
 T = TypeVar("T")
 
 
-def require_slots(facts: Facts) -> None:
+def require_slots(url: str, facts: Facts) -> None:
     """Raises UpstreamError (503) for a server whose slots cannot be used now."""
     if not facts.state.has_slots:
-        message = f"llama-server is {facts.state}: {facts.reason}"
+        message = why_without_slots(url, facts)
         raise UpstreamError(message, status=503, retry_after_seconds=1, was_sent=False)
 
 
@@ -41,7 +41,7 @@ class Holder:
         lease = await self.desk.acquire(want)
         try:
             facts = await self.watch.confirm()
-            require_slots(facts)
+            require_slots(self.watch.url, facts)
         except BaseException:
             lease.release()
             raise

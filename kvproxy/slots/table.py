@@ -9,75 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
+from kvproxy.slots.record import MAY_BE_IDLE, SeenTask, SlotRecord
 from kvproxy.slots.settling import Settling, look
 from kvproxy.slots.slot import Occupancy, Sight, SlotView
 from kvproxy.slots.state import SlotEvent, SlotState, advance
 from kvproxy.upstream.replies import SlotInfo
-
-_MAY_BE_IDLE = (SlotState.RESIDENT, SlotState.RESTORING, SlotState.SAVING, SlotState.CANCELLING)
-"""For all we know, the server runs nothing there."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeenTask:
-    """`id` is None for a slot that never ran a task."""
-
-    id: int | None
-
-
-@dataclass(slots=True)
-class _Slot:
-    id: SlotId
-    last_used: float
-    state: SlotState = SlotState.UNKNOWN
-    occupancy: Occupancy | None = None
-    holder: int | None = None
-    """The id of the lease that is out on it."""
-    is_blank: bool = False
-    pending_actions: int = 0
-    """Slot actions past their deadline whose fate is open."""
-    met_doubt: bool = False
-    """Its request was sent while an action's fate was open: which of the two came last, nobody can say."""
-    settling: Settling | None = None
-    was_seen_running: bool = False
-    """The request it serves."""
-    since: float = -math.inf
-    """When that request was sent, or dropped."""
-    sight: Sight | None = None
-    """What was seen of its content as it is now."""
-    changed_at: float = -math.inf
-    """When what it holds may last have changed."""
-    free_since: float = -math.inf
-    """When the last lease on it was given back."""
-    last_task: SeenTask | None = None
-    """What it was seen to have run last, since then."""
-    was_swept: bool = False
-    """Another request was launched while this slot was in somebody's hands: what it held may be gone, and
-    nothing but a save can tell."""
-
-    def view(self) -> SlotView:
-        leased = self.holder is not None
-        return SlotView(
-            self.id,
-            self.state,
-            self.occupancy,
-            leased,
-            self.last_used,
-            self.is_blank,
-            self._is_underway,
-            self.sight,
-        )
-
-    @property
-    def _is_underway(self) -> bool:
-        if self.settling is not None:
-            return self.settling.was_seen
-        return self.state is SlotState.SERVING and self.was_seen_running
 
 
 class SlotTable:
@@ -85,7 +26,7 @@ class SlotTable:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._slots: dict[SlotId, _Slot] = {}
+        self._slots: dict[SlotId, SlotRecord] = {}
         self.epoch = Epoch(0)
         self.last_switch: float | None = None
         """Monotonic seconds at which somebody last had to leave a slot."""
@@ -104,7 +45,7 @@ class SlotTable:
         self.is_volatile = False
         self._adrift.clear()
         now = self._clock.now()
-        self._slots = {SlotId(n): _Slot(SlotId(n), now) for n in range(total_slots)}
+        self._slots = {SlotId(n): SlotRecord(SlotId(n), now) for n in range(total_slots)}
         return self.epoch
 
     def seen(self, infos: Sequence[SlotInfo], asked_at: float = math.inf) -> bool:
@@ -152,7 +93,7 @@ class SlotTable:
         before, slot.last_task = slot.last_task, SeenTask(info.id_task)
         return info.is_processing or before not in (None, slot.last_task)
 
-    def _drop(self, slot: _Slot, *, is_running: bool) -> None:
+    def _drop(self, slot: SlotRecord, *, is_running: bool) -> None:
         if slot.state is SlotState.RESIDENT:
             self._move(slot, SlotEvent.LOST)
         slot.occupancy, slot.is_blank = None, False
@@ -388,7 +329,7 @@ class SlotTable:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    def _current(self, slot: SlotId, epoch: Epoch) -> _Slot | None:
+    def _current(self, slot: SlotId, epoch: Epoch) -> SlotRecord | None:
         return self._slots[slot] if epoch == self.epoch else None
 
     def _moved(self, slot: SlotId, epoch: Epoch, event: SlotEvent) -> bool:
@@ -397,19 +338,19 @@ class SlotTable:
         self._move(held, event)
         return True
 
-    def _move(self, slot: _Slot, event: SlotEvent) -> None:
+    def _move(self, slot: SlotRecord, event: SlotEvent) -> None:
         slot.state = advance(slot.state, event)
         if event is not SlotEvent.SAVE:  # before some saves the slot is rewound
             slot.sight, slot.changed_at = None, self._clock.now()
         if slot.state is SlotState.IDLE:
             slot.was_swept = False
 
-    def _launched(self, slot: _Slot) -> None:
+    def _launched(self, slot: SlotRecord) -> None:
         if not slot.was_seen_running:
             slot.was_seen_running = True
             self._sweep(slot)
 
-    def _sweep(self, launched: _Slot | None) -> None:
+    def _sweep(self, launched: SlotRecord | None) -> None:
         """A launch clears every other slot in which nothing runs."""
         if not self.is_volatile:
             return
@@ -419,10 +360,10 @@ class SlotTable:
                 continue
             if slot.state is SlotState.RESIDENT and slot.holder in holders:
                 self._wash_away(slot)
-            elif slot.state in _MAY_BE_IDLE:
+            elif slot.state in MAY_BE_IDLE:
                 slot.was_swept = True
 
-    def _wash_away(self, slot: _Slot) -> None:
+    def _wash_away(self, slot: SlotRecord) -> None:
         """The server emptied it, or may have. It is not called blank: one that only ran out of room empties
         some slots and leaves others."""
         if slot.occupancy is not None and slot.occupancy.is_dirty:
@@ -430,7 +371,7 @@ class SlotTable:
         self._move(slot, SlotEvent.LOST)
         slot.occupancy, slot.is_blank = None, False
 
-    def _settled(self, slot: _Slot) -> None:
+    def _settled(self, slot: SlotRecord) -> None:
         # What a dropped request had computed is kept: a client that retries continues from there.
         occupancy = slot.occupancy
         was_swept, slot.was_swept = slot.was_swept, False
@@ -439,7 +380,7 @@ class SlotTable:
         if was_swept and slot.state is SlotState.RESIDENT:
             self._wash_away(slot)
 
-    def _end(self, slot: _Slot, occupancy: Occupancy | None) -> None:
+    def _end(self, slot: SlotRecord, occupancy: Occupancy | None) -> None:
         slot.last_used = self._clock.now()
         slot.settling = None
         if slot.pending_actions:

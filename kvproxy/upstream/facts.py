@@ -104,6 +104,13 @@ class Facts:
         return self.props.n_ctx if self.props else None
 
 
+def why_without_slots(url: str, facts: Facts) -> str:
+    """The sentence for a server whose slots cannot be leased now."""
+    if facts.state is ServerState.UNREACHABLE:
+        return cannot_be_reached(url, facts.reason)
+    return f"llama-server at {url} is {facts.state}: {facts.reason}"
+
+
 class Standing:
     """The newest facts of one server. The watch alone writes them."""
 

@@ -103,6 +103,11 @@ class Watch:
         self._warned_of_others = False
         self._is_changed = False
 
+    @property
+    def url(self) -> str:
+        """The server's address, for messages."""
+        return self._p.client.base_url
+
     async def run(self) -> None:
         """Ask now and then, for ever."""
         while True:
@@ -224,8 +229,9 @@ class Watch:
         self._p.desk.suspend()
         if state is not ServerState.LOADING:
             is_gone = state is ServerState.UNREACHABLE
-            url = self._p.client.base_url
-            message = cannot_be_reached(url, reason) if is_gone else f"llama-server cannot be used: {reason}"
+            message = (
+                cannot_be_reached(self.url, reason) if is_gone else f"llama-server cannot be used: {reason}"
+            )
             self._p.desk.refuse(UpstreamError(message, status=503, retry_after_seconds=1))
         if changed:
             self._p.emit(ServerUnavailable(self._p.server, state, reason))

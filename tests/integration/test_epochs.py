@@ -194,6 +194,8 @@ async def test_without_a_server_we_serve_say_so_and_take_it_up_when_it_comes(tmp
         absent = await proxy.turn(Talk("alpha"))
         assert (absent.status, absent.code) == (503, "KV_BACKEND_UNAVAILABLE")
         assert int(absent.headers["Retry-After"]) >= 1
+        words = f"llama-server at http://127.0.0.1:{port} cannot be reached: connection refused"
+        assert absent.body["error"]["message"] == words
         assert (await proxy.admin("GET", "healthz")).status == 200
         ready = await proxy.admin("GET", "readyz")
         assert (ready.status, ready.body["status"]) == (503, "unreachable")

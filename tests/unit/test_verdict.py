@@ -41,7 +41,7 @@ def test_a_server_that_is_not_there_is_a_warning_with_the_reason() -> None:
 def test_a_server_that_loads_is_a_warning() -> None:
     world = World()
     world.standing.set(state=ServerState.LOADING, reason="Loading model")
-    assert verdict(world) == (logging.WARNING, "the server is loading: Loading model")
+    assert verdict(world) == (logging.WARNING, "llama-server at http://u is loading: Loading model")
 
 
 def test_a_snapshot_directory_that_cannot_be_used_is_a_warning_that_names_it() -> None:

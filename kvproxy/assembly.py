@@ -1,0 +1,42 @@
+"""Parts whose making takes more than a call: from settings, or ahead of what they use."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
+from urllib.parse import urlsplit
+
+from kvproxy.checkpoint.policy import CheckpointPolicy
+from kvproxy.clock import Clock
+from kvproxy.identifiers import SnapshotName
+from kvproxy.settings.model import CheckpointSettings
+from kvproxy.upstream.sentinel import Sentinel
+from kvproxy.upstream.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Files for a moment, from a store and a directory that are built later than what uses them."""
+
+    new_name: Callable[[], SnapshotName]
+    delete: Callable[[SnapshotName], Awaitable[bool]]
+
+
+def sentinel_of(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    return Sentinel(
+        parts.hostname or "",
+        parts.port or (443 if is_tls else 80),
+        ssl.create_default_context() if is_tls else None,
+        api_key=api_key,
+        on_break=watch.suspect,
+        on_connect=watch.nudge,
+        clock=clock,
+    )
+
+
+def policy_of(settings: CheckpointSettings) -> CheckpointPolicy:
+    """From the settings of the same names."""
+    return CheckpointPolicy(**settings.model_dump(include={one.name for one in fields(CheckpointPolicy)}))
