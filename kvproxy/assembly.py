@@ -19,8 +19,14 @@ from kvproxy.upstream.watch import Watch
 class Scratch:
     """Files for a moment, from a store and a directory that are built later than what uses them."""
 
-    new_name: Callable[[], SnapshotName]
-    delete: Callable[[SnapshotName], Awaitable[bool]]
+    name: Callable[[], SnapshotName]
+    unlink: Callable[[SnapshotName], Awaitable[bool]]
+
+    def new_name(self) -> SnapshotName:
+        return self.name()
+
+    async def delete(self, name: SnapshotName) -> bool:
+        return await self.unlink(name)
 
 
 def sentinel_of(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:

@@ -159,7 +159,7 @@ async def test_two_requests_of_one_conversation_that_is_adrift_do_not_both_own_i
         assert len(owners) <= 1
 
 
-async def test_a_server_that_was_used_before_is_found_out_by_its_second_conversation(tmp_path: Path) -> None:
+async def test_a_server_that_was_used_before_is_found_out_as_well(tmp_path: Path) -> None:
     async with house(tmp_path, **VOLATILE) as here:
         await here.fake.restart()
         body = {"prompt": "somebody else was here first", "n_predict": 2}
@@ -167,14 +167,13 @@ async def test_a_server_that_was_used_before_is_found_out_by_its_second_conversa
             assert response.status == 200
         await here.proxy.restart()
         await here.proxy.ready()
-        assert not here.proxy.runtime.standing.facts.is_volatile
+        assert here.proxy.runtime.standing.facts.is_volatile, (
+            "the canary left every slot empty, so it could be tried"
+        )
         a, b = Talk("alpha"), Talk("beta")
         await here.proxy.turn(a)
         await here.proxy.turn(b)
-        await here.proxy.until(lambda: here.proxy.runtime.standing.facts.is_volatile)
 
-        answer = await here.proxy.turn(a)
-        assert (answer.told, answer.reused > answer.computed) == (("cold", "evicted"), True)
         for talk in (a, b, a):
             answer = await here.proxy.turn(talk)
             assert not is_wrong(answer)
