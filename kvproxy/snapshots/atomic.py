@@ -30,7 +30,7 @@ def write_atomic(path: Path, data: bytes, *, observe: Observe = unobserved) -> N
         _write_synced(temp, data, observe)
         os.replace(temp, path)
         observe("renamed")
-    except Exception:
+    except Exception:  # whatever it was, it goes on up; a half-written file must not stay
         temp.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)

@@ -149,6 +149,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
+        # Only root may mount, and not in every container; nothing else gives a really full disk.
         pytest.skip(f"cannot mount a tmpfs here: {getattr(error, 'stderr', error)!r}")
     yield mount
     subprocess.run(["umount", "--lazy", str(mount)], check=True)

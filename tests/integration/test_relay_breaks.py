@@ -198,6 +198,7 @@ async def test_an_http_1_0_client_sees_a_reset_because_a_close_would_look_comple
             await asyncio.wait_for(client.rest(), 10)
 
 
+# The same breaks are asserted byte by byte above; this one asks what a client in the field makes of them.
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(("version", "codes"), [("--http1.1", {18}), ("--http1.0", {18, 56})])
 @pytest.mark.parametrize("answer", [STREAM_HEAD + CHUNK, PLAIN_HEAD + b"abc"])

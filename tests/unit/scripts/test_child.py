@@ -44,6 +44,7 @@ def test_a_child_is_ended_when_its_reader_fails() -> None:
         os.kill(pids[0], 0)
 
 
+# PR_SET_PDEATHSIG has no counterpart elsewhere, and `die_with_parent` does nothing there.
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 def test_a_child_dies_with_a_parent_that_was_killed() -> None:
     parent = subprocess.Popen(
