@@ -2,8 +2,7 @@
 
     python scripts/bench_overhead.py [--requests 1000] [--model MODEL.gguf]
 
-Two equal llama-servers with a tiny model, one for the direct requests and one for the proxied ones: requests
-past kvproxy to its own server would be noticed and looked into, and that is not what is measured here. Both
+A real llama-server with a tiny model, one slot for the direct requests and one for the proxied ones. Both
 clients hold one keep-alive connection and send the same resident chat request. Each pair is sent in random
 order, so that whatever else the machine does falls on both; what is reported is the difference within pairs.
 CPU is the kvproxy process's own user and system time, by /proc, over all proxied requests.
@@ -122,26 +121,20 @@ def main() -> None:
         print(json.dumps({k: round(v, 3) for k, v in run(Path(folder), model, args.requests).items()}))
 
 
-def server(port: int, model: Path, slots: Path) -> list[str]:
-    slots.mkdir()
-    command = [str(find_or_build()), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-np", "2"]
-    return [*command, "-c", "16384", "-t", "1", "--cache-ram", "0", "--slot-save-path", str(slots)]
-
-
 def run(folder: Path, model: Path, requests: int) -> dict[str, float]:
-    alone, up, own = (free_port() for _ in range(3))
-    direct, behind, proxied = (f"http://127.0.0.1:{port}" for port in (alone, up, own))
-    proxy = [sys.executable, "-m", "kvproxy", "serve", "--upstream", behind]
+    up, own = free_port(), free_port()
+    (folder / "slots").mkdir()
+    server = [str(find_or_build()), "-m", str(model), "--host", "127.0.0.1", "--port", str(up), "-np", "2"]
+    server += ["-c", "16384", "-t", "1", "--cache-ram", "0", "--slot-save-path", str(folder / "slots")]
+    proxy = [sys.executable, "-m", "kvproxy", "serve", "--upstream", f"http://127.0.0.1:{up}"]
     proxy += ["--listen", f"127.0.0.1:{own}", "--state-dir", str(folder / "state")]
-    with (
-        running(server(alone, model, folder / "direct"), folder / "direct.log"),
-        running(server(up, model, folder / "behind"), folder / "behind.log"),
-    ):
-        for url in (direct, behind):
-            wait_until_answers(f"{url}/health")
+    with running(server, folder / "server.log"):
+        wait_until_answers(f"http://127.0.0.1:{up}/health")
         with running(proxy, folder / "proxy.log") as process:
-            wait_until_answers(f"{proxied}/kvproxy/readyz")
-            return asyncio.run(measure(direct, proxied, process.pid, requests))
+            wait_until_answers(f"http://127.0.0.1:{own}/kvproxy/readyz")
+            return asyncio.run(
+                measure(f"http://127.0.0.1:{up}", f"http://127.0.0.1:{own}", process.pid, requests)
+            )
 
 
 if __name__ == "__main__":
