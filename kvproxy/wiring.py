@@ -167,7 +167,7 @@ class Runtime:
             connect_timeout_seconds=upstream.connect_timeout_seconds,
             on_failure=lambda name, error: self.bus.emit(TaskDied(name, error)),
         )
-        self.transport = Transport(upstream.url, connect_timeout=upstream.connect_timeout_seconds)
+        self.transport = Transport(upstream.url, self.clock, connect_timeout=upstream.connect_timeout_seconds)
         self.standing = Standing()
         self.table = SlotTable(self.clock)
         self.registry = SessionRegistry(self.clock)

@@ -79,6 +79,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "upstream.client",
         "upstream.canary",
         "upstream.adapters",
+        "upstream.connections",
         "upstream.transport",
         "upstream.unreachable",
         "upstream.sentinel",

@@ -7,7 +7,8 @@ but no `Connection` token can take away a field that says who is asking or how l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 
@@ -15,10 +16,11 @@ from multidict import CIMultiDict
 
 from kvproxy.errors import ErrorCode, ReplyError
 
-RawHeaders = Iterable[tuple[bytes, bytes]]
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 OWN_PREFIX = "x-kvproxy-"
 VIA = "1.1 kvproxy"
+_VIA_FIELD = b"Via", VIA.encode()
 _OWN_NAME = VIA.partition(" ")[2]
 _LOOP_DETECTED = 508
 _PASSES_ALLOWED = 1
@@ -54,9 +56,34 @@ _PROTECTED = frozenset(
         "x-forwarded-proto",
     }
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _KEYS = frozenset({"authorization", "x-api-key"})
-_FORWARDED = ("X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host")
+_GATEWAYS = "x-forwarded-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A field's name, and what it alone decides."""
+
+    text: str
+    lower: str
+    ends_here: bool
+    """At each hop, in either direction."""
+    stays_here: bool
+    """Of a request: the connection gives it, we answer it, it is meant for us, or we say it anew."""
+    is_key: bool
+    can_be_named: bool
+    """Whether a `Connection` token makes it end here."""
+
+
+@lru_cache(maxsize=1024)
+def _name_of(raw: bytes) -> _Name:
+    """Looked up once per name: clients send the same few, and the same ten with each request."""
+    text = raw.decode("ascii", "replace")
+    lower = text.lower()
+    # `Expect` is answered by us; one more of ours upstream would wait for a second 100.
+    stays = lower in ("host", "expect") or lower.startswith((OWN_PREFIX, _GATEWAYS))
+    return _Name(text, lower, lower in _HOP_BY_HOP, stays, lower in _KEYS, lower not in _PROTECTED)
 
 
 def upstream_headers(
@@ -67,59 +94,60 @@ def upstream_headers(
     host: str | None,
     api_key: str | None = None,
     is_peer_trusted: bool = False,
-) -> CIMultiDict[str]:
+) -> list[tuple[bytes, bytes]]:
     """The fields to send upstream, without `Host`, which the connection gives.
 
     `peer` is the client's address, `host` what it asked for. An untrusted peer's `X-Forwarded-*` are not
     passed on. `api_key` replaces whatever key the client sent. Raises ReplyError (508) for a loop.
     """
-    fields = list(_end_to_end(raw))
-    _refuse_loop(fields)
-    known = CIMultiDict(fields if is_peer_trusted else ())
-    kept = (f for f in fields if not _stays_here(f[0].lower(), api_key))
-    headers: CIMultiDict[str] = CIMultiDict(kept)
+    fields = []
+    known: dict[str, list[bytes]] = {}
+    for name, pair in _end_to_end(raw):
+        if name.lower == "via":
+            known.setdefault("via", []).append(pair[1])
+        if name.stays_here:
+            if is_peer_trusted and name.lower.startswith(_GATEWAYS):
+                known.setdefault(name.lower, []).append(pair[1])
+        elif not name.is_key or api_key is None:
+            fields.append(pair)
+    if "via" in known:
+        _refuse_loop(known["via"])
     if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
-    headers.add("Via", VIA)
-    for name, value in _forwarded(known, peer, scheme, host):
-        headers.add(name, value)
-    return headers
+        fields.append((b"Authorization", f"Bearer {api_key}".encode()))
+    fields.append(_VIA_FIELD)
+    if len(known) > ("via" in known):
+        fields.extend(_continued(known, peer, scheme, host))
+    else:
+        fields.extend(_introduced(peer, scheme, host))
+    return fields
 
 
 def client_headers(raw: RawHeaders) -> CIMultiDict[str]:
     """The upstream's fields as the client gets them. Adds none."""
-    pairs = list(raw)
-    is_chunked = any(name.lower() == b"transfer-encoding" for name, _ in pairs)
-    fields = _end_to_end(pairs)
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, (_, value) in _end_to_end(raw):
+        try:
+            headers.add(name.text, value.decode("utf-8"))
+        except UnicodeDecodeError:
+            # The HTTP library would write it differently: better no field than another one.
+            continue
+    is_chunked = any(_name_of(name).lower == "transfer-encoding" for name, _ in raw)
     if is_chunked:  # a length beside chunks is either wrong or an attack (RFC 9112 6.3)
-        fields = (f for f in fields if f[0].lower() != "content-length")
-    return CIMultiDict(fields)
+        headers.popall("Content-Length", None)
+    return headers
 
 
-def _stays_here(name: str, api_key: str | None) -> bool:
-    """`Expect` is answered by us; one more of ours upstream would wait for a second 100."""
-    if name in ("host", "expect") or name.startswith((OWN_PREFIX, "x-forwarded-")):
-        return True
-    return api_key is not None and name in _KEYS
-
-
-def _end_to_end(raw: RawHeaders) -> Iterator[tuple[str, str]]:
-    pairs = [(name.decode("ascii", "replace"), value) for name, value in raw]
-    named = {token for name, value in pairs if name.lower() == "connection" for token in _tokens(value)}
-    dropped = _HOP_BY_HOP | (named - _PROTECTED)
-    for name, value in pairs:
-        text = _text(value)
-        if text is not None and name.lower() not in dropped:
-            yield name, text
-
-
-def _text(value: bytes) -> str | None:
-    """None for what the HTTP library would refuse or write differently: better no field than another one."""
-    try:
-        text = value.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return None if _CONTROL.search(text) else text
+def _end_to_end(raw: RawHeaders) -> list[tuple[_Name, tuple[bytes, bytes]]]:
+    """The fields that do not end at this hop. A value with control characters no server should see."""
+    pairs = [(_name_of(pair[0]), pair) for pair in raw]
+    named = {t for name, (_, value) in pairs if name.lower == "connection" for t in _tokens(value)}
+    return [
+        (name, pair)
+        for name, pair in pairs
+        if not name.ends_here
+        and not (named and name.can_be_named and name.lower in named)
+        and _CONTROL.search(pair[1]) is None
+    ]
 
 
 def _tokens(value: bytes) -> Iterator[str]:
@@ -127,25 +155,35 @@ def _tokens(value: bytes) -> Iterator[str]:
         yield token.strip().lower()
 
 
-def _refuse_loop(fields: list[tuple[str, str]]) -> None:
-    hops = [hop.split() for name, value in fields if name.lower() == "via" for hop in value.split(",")]
+def _refuse_loop(vias: list[bytes]) -> None:
+    hops = [hop.split() for value in vias for hop in value.decode("latin-1").split(",")]
     passes = sum(1 for hop in hops if len(hop) > 1 and hop[1].lower() == _OWN_NAME)
     if passes > _PASSES_ALLOWED:
         message = "the request came back to kvproxy: its upstream points at kvproxy itself"
         raise ReplyError(ErrorCode.BACKEND_UNAVAILABLE, message, status=_LOOP_DETECTED)
 
 
-def _forwarded(
-    known: CIMultiDict[str], peer: str | None, scheme: str, host: str | None
-) -> Iterator[tuple[str, str]]:
+@lru_cache(maxsize=256)
+def _introduced(peer: str | None, scheme: str, host: str | None) -> tuple[tuple[bytes, bytes], ...]:
+    """For, proto and host of a client that nobody stands in front of."""
+    return tuple(_continued({}, peer, scheme, host))
+
+
+def _continued(
+    known: Mapping[str, list[bytes]], peer: str | None, scheme: str, host: str | None
+) -> Iterator[tuple[bytes, bytes]]:
     """For, proto and host. A malformed chain is not continued: some servers crash on one."""
-    chain = [hop.strip() for hop in ",".join(known.getall("x-forwarded-for", [])).split(",")]
+    text = b",".join(known.get("x-forwarded-for", [])).decode("latin-1")
+    chain = [hop.strip() for hop in text.split(",")]
     before = chain if all(_is_address(hop) for hop in chain) else []
     if peer is not None and _is_address(peer):
-        yield _FORWARDED[0], ", ".join([*before, peer])
-    yield _FORWARDED[1], known.get("x-forwarded-proto", scheme)
-    if (asked := known.get("x-forwarded-host", host)) is not None:
-        yield _FORWARDED[2], asked
+        yield b"X-Forwarded-For", ", ".join([*before, peer]).encode()
+    yield b"X-Forwarded-Proto", known.get("x-forwarded-proto", [scheme.encode()])[0]
+    said = known.get("x-forwarded-host")
+    if said is not None:
+        yield b"X-Forwarded-Host", said[0]
+    elif host is not None:
+        yield b"X-Forwarded-Host", host.encode("utf-8", "surrogateescape")
 
 
 @lru_cache(maxsize=1024)

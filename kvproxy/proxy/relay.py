@@ -19,13 +19,14 @@ from typing import Protocol
 import aiohttp
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 
 from kvproxy.proxy.headers import client_headers
 from kvproxy.proxy.tap import Tap
+from kvproxy.upstream.transport import READ_ERRORS, UpstreamAnswer
 
-READ_ERRORS = (aiohttp.ClientError, OSError, HttpProcessingError)
+HOLD_SECONDS = 0.005
+"""How long a head waits for a body that follows at once. llama-server writes the two one after the other."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 """SO_LINGER on, zero seconds: the close is a reset, and what is still buffered is dropped."""
 
@@ -52,7 +53,8 @@ class RelayedResponse(web.StreamResponse):
     """An answer whose head is exactly what it was given: no Date, Server or Content-Type of our own.
 
     `ending` is set when the body has ended, one way or another. `holds_head` sends the head together with
-    the first of the body, for an answer that is all there: one write, and one less turn for the client.
+    the first of the body, for an answer whose body follows at once: one write, and one less turn for the
+    client.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class RelayedResponse(web.StreamResponse):
         self._writer: AbstractStreamWriter | None = None
         self._stays_open = False
         self._is_delimited = True
+        self._hold: asyncio.TimerHandle | None = None
 
     @property
     def prepared(self) -> bool:
@@ -82,9 +85,22 @@ class RelayedResponse(web.StreamResponse):
             version = request.version
             line = f"HTTP/{version.major}.{version.minor} {self.status} {self.reason}"
             await request.writer.write_headers(line, self.headers)
-            if not self._holds_head:
+            if self._holds_head:
+                self._hold = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_head)
+            else:
                 request.writer.send_headers()
         return self._writer
+
+    def _send_head(self) -> None:
+        """The body was not there at once after all."""
+        transport = self._request.transport if self._request is not None else None
+        if self._writer is not None and transport is not None and not transport.is_closing():
+            self._writer.send_headers()
+
+    def _release_head(self) -> None:
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
 
     def _frame(self, request: web.BaseRequest, writer: AbstractStreamWriter) -> None:
         """Say where the body ends: by its length, by chunks, or for HTTP/1.0 by the end of the connection."""
@@ -105,12 +121,14 @@ class RelayedResponse(web.StreamResponse):
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Returns when the client has taken enough. Raises ConnectionError if it is gone."""
         writer = self._started()
+        self._release_head()
         await writer.write(data)
         await writer.drain()
 
     async def write_eof(self, data: bytes = b"") -> None:
         """End the message; if it broke, leave it without an end."""
         writer = self._started()
+        self._release_head()
         if self.ending is None:
             await writer.write_eof(data)
             self.ending = Ending.COMPLETE
@@ -121,6 +139,9 @@ class RelayedResponse(web.StreamResponse):
         Without length or chunks only a reset says so; with them a plain close does, and lets what was
         written before reach the client.
         """
+        if self._hold is not None:
+            self._release_head()
+            self._send_head()
         self.ending = ending
         self._stays_open = False
         transport = self._request.transport if self._request is not None else None
@@ -152,7 +173,7 @@ def reset(transport: asyncio.Transport) -> None:
 
 async def relay(
     request: web.BaseRequest,
-    upstream: aiohttp.ClientResponse,
+    upstream: UpstreamAnswer,
     *,
     extra_headers: Mapping[str, str],
     tap: Tap | None = None,
@@ -172,11 +193,11 @@ async def relay(
         status=upstream.status,
         reason=upstream.reason or "",
         headers=client_headers(upstream.raw_headers),
-        holds_head=upstream.content.is_eof(),
+        holds_head=upstream.is_whole,
     )
     response.headers.update(extra_headers)
     if tap is not None:
-        tap.begin(upstream.headers.get("Content-Encoding"))
+        tap.begin(upstream.header(b"content-encoding"))
     watch = _StallWatch(request, stall, on_stall) if stall is not None else None
     try:
         if await _send_head(request, response):
@@ -237,25 +258,26 @@ async def _send_head(request: web.BaseRequest, response: RelayedResponse) -> boo
 
 
 async def _send_body(
-    upstream: aiohttp.ClientResponse,
+    upstream: UpstreamAnswer,
     response: RelayedResponse,
     tap: Tap | None,
     watch: AbstractContextManager[None],
     said: bytes,
 ) -> None:
+    content = upstream.content
     while True:
         try:
-            chunk, said = said or await upstream.content.readany(), b""
+            chunk, said = said or await content.readany(), b""
         except READ_ERRORS:
             response.break_off(Ending.UPSTREAM_BROKE)
             return
         try:
-            if not chunk:
-                await response.write_eof()
-                return
-            if tap is not None:
+            if tap is not None and chunk:
                 tap.feed(chunk)
             with watch:
+                if not chunk or content.at_eof():
+                    await response.write_eof(chunk)
+                    return
                 await response.write(chunk)
         except ConnectionError:
             response.break_off(Ending.CLIENT_LEFT)

@@ -6,18 +6,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict
 
 from kvproxy.errors import UpstreamError
 from kvproxy.proxy.account import WRITE_STALL
 from kvproxy.proxy.headers import upstream_headers
 from kvproxy.proxy.receive import stream_body
-from kvproxy.proxy.relay import READ_ERRORS, Ending, RelayedResponse, relay
+from kvproxy.proxy.relay import Ending, RelayedResponse, relay
 from kvproxy.proxy.visit import Visit
 from kvproxy.slots.leases import LeaseDesk
-from kvproxy.upstream.transport import Transport
+from kvproxy.upstream.transport import READ_ERRORS, Transport, UpstreamAnswer
 from kvproxy.upstream.watch import Watch
 
 Mend = Callable[[bytes], Awaitable[bool]]
@@ -87,14 +85,14 @@ class Sender:
             self.watch.confirmed()
         return response
 
-    async def _begin(self, request: web.BaseRequest, body: bytes) -> aiohttp.ClientResponse:
+    async def _begin(self, request: web.BaseRequest, body: bytes) -> UpstreamAnswer:
         try:
             return await self.transport.send(request.method, request.raw_path, self._headers(request), body)
         except UpstreamError:
             self.watch.suspect()
             raise
 
-    def _headers(self, request: web.BaseRequest) -> CIMultiDict[str]:
+    def _headers(self, request: web.BaseRequest) -> list[tuple[bytes, bytes]]:
         return upstream_headers(
             request.raw_headers,
             peer=request.remote,
@@ -104,7 +102,7 @@ class Sender:
         )
 
 
-async def _read_error(upstream: aiohttp.ClientResponse) -> bytes:
+async def _read_error(upstream: UpstreamAnswer) -> bytes:
     """The beginning of an error's body, which is all of it for one that is llama-server's."""
     said = b""
     try:

@@ -109,6 +109,13 @@ class _Server(web.Server):
 
 
 class _RequestHandler(web.RequestHandler):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """uvloop keeps what is written until the end of the loop's turn, unless it is over the high water:
+        without this the last byte of each answer would wait for all that we do after it."""
+        super().connection_made(transport)
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.set_write_buffer_limits(high=0)
+
     def handle_error(
         self,
         request: web.BaseRequest,

@@ -7,228 +7,235 @@ pooled connection, and that was seen before the first byte was written.
 from __future__ import annotations
 
 import asyncio
-import select
-from asyncio import Future
-from collections.abc import AsyncIterable, AsyncIterator
-from weakref import WeakSet
+import logging
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 from aiohttp import web
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
-from multidict import CIMultiDict
-from yarl import URL
+from aiohttp.http import RawResponseMessage, StreamWriter
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import StreamReader
 
+from kvproxy.clock import Clock
 from kvproxy.errors import ReplyError, UpstreamError
 from kvproxy.proxy.guard import origin_form
+from kvproxy.tasks import TaskSet
+from kvproxy.upstream.connections import Connection, ConnectionPool
 from kvproxy.upstream.facts import cannot_be_reached
 from kvproxy.upstream.unreachable import why
 
+log = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_SECONDS = 5.0
-IDLE_SECONDS = 3.0
-"""llama-server closes an idle connection after 5 s. We give it up well before, so that no request meets
-the close half-way."""
 LARGE_BODY_BYTES = 1 << 20
 SLICE_BYTES = 1 << 16
-HEADER_BYTES = 1 << 16
-HEADER_COUNT = 512
 
-_NEVER_INVENTED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+READ_ERRORS = (aiohttp.ClientError, OSError, HttpProcessingError)
+"""What reading an answer may raise."""
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 Body = bytes | AsyncIterator[bytes] | None
 
-
-class _StaleConnection(Exception):
-    """This pooled connection is of no use any more, and nothing of the request was written to it."""
-
-
-class _Ledger:
-    """Which connections carried a request before, and which of those must not carry another."""
-
-    def __init__(self) -> None:
-        self._used: WeakSet[ResponseHandler] = WeakSet()
-        self._outdated: WeakSet[ResponseHandler] = WeakSet()
-
-    def admit(self, conn: Connection) -> None:
-        """Raises _StaleConnection for a pooled connection that is outdated or that the server has closed."""
-        protocol = conn.protocol
-        if protocol is None:
-            raise _StaleConnection
-        if protocol in self._used and (protocol in self._outdated or _has_news(conn.transport)):
-            raise _StaleConnection
-        if protocol not in self._used and (closed := protocol.closed) is not None:
-            closed.add_done_callback(_look_away)
-        self._used.add(protocol)
-
-    def outdate(self) -> None:
-        self._outdated.update(self._used)
+Fields = Iterable[tuple[bytes, bytes]]
+"""Header fields as they stand on the wire."""
 
 
-def _look_away(closed: Future[None]) -> None:
-    """Whoever asks for the future of the close owes it a look, or asyncio complains of an unread error."""
-    if not closed.cancelled():
-        closed.exception()
+class UpstreamAnswer:
+    """An answer whose head was read. `content` is its body, to be read to the end or closed."""
 
+    __slots__ = ("_connection", "_pool", "_writing", "content", "is_whole", "raw_headers", "reason", "status")
 
-def _fail_with_connection(response: aiohttp.ClientResponse) -> None:
-    """Let the body fail if its connection is lost: after a malformed chunk the HTTP library closes the
-    connection and tells everybody but the reader of the body, who would wait for ever."""
-    content, connection = response.content, response.connection
-    protocol = connection.protocol if connection is not None else None
-    closed = protocol.closed if protocol is not None else None
-    if closed is None or content.is_eof():
-        return
+    def __init__(
+        self,
+        message: RawResponseMessage,
+        content: StreamReader,
+        connection: Connection,
+        pool: ConnectionPool,
+        writing: asyncio.Task[None] | None,
+    ) -> None:
+        self.status = message.code
+        self.reason = message.reason
+        self.raw_headers = message.raw_headers
+        self.content = content
+        self.is_whole = not message.chunked and not message.should_close
+        """The server makes the body before it sends the head: the one follows the other at once."""
+        self._connection: Connection | None = connection
+        self._pool = pool
+        self._writing = writing
+        if message.chunked:
+            # llama-server hangs up after each streamed answer, without having said so. A request that
+            # follows at once is written before the close arrives, and nobody can tell if it was taken up.
+            connection.force_close()
+        content.on_eof(self._release)
 
-    def fail(_: Future[None]) -> None:
-        if not content.is_eof() and content.exception() is None:
-            content.set_exception(aiohttp.ClientPayloadError("the connection was lost in the body"))
+    def header(self, name: bytes) -> str | None:
+        """The first field called `name`, which is given in lower case."""
+        return next((value.decode("latin-1") for n, value in self.raw_headers if n.lower() == name), None)
 
-    def forget() -> None:
-        closed.remove_done_callback(fail)
+    async def read(self) -> bytes:
+        """All of the body."""
+        return await self.content.read()
 
-    closed.add_done_callback(fail)
-    content.on_eof(forget)
+    def close(self) -> None:
+        """Of an answer that was not read to its end the connection is closed; else this does nothing."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._writing is not None and not self._writing.done():
+            self._writing.cancel()
+            self._pool.abort(connection)
+        else:
+            self._pool.drop(connection)
 
-
-def _careful_request(ledger: _Ledger) -> type[aiohttp.ClientRequest]:
-    class CarefulRequest(aiohttp.ClientRequest):
-        """Looks whether the server has hung up before the first byte is written.
-
-        The event loop may not have seen the close yet; the socket knows. After the first byte nobody can
-        tell whether the server acted on the request.
-        """
-
-        async def send(self, conn: Connection) -> aiohttp.ClientResponse:
-            ledger.admit(conn)
-            return await super().send(conn)
-
-    return CarefulRequest
-
-
-class _CarefulResponse(aiohttp.ClientResponse):
-    """A connection that carried a body in chunks carries nothing more.
-
-    llama-server hangs up after each streamed answer, without having said so. A request that follows at once
-    is written before the close arrives, and nobody can tell then whether it was taken up.
-    """
-
-    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        protocol = connection.protocol
-        response = await super().start(connection)
-        if protocol is not None and "chunked" in self.headers.get("Transfer-Encoding", "").lower():
-            if self.connection is None:  # read to its end already, and back in the pool
-                protocol.close()
-            else:
-                protocol.force_close()
-        return response
-
-
-def _has_news(transport: asyncio.BaseTransport | None) -> bool:
-    """Whether the socket is readable, which before a request means that the other side is done with it."""
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    if sock is None or sock.fileno() < 0:
-        return True
-    if not hasattr(select, "poll"):  # Windows: the idle limit alone has to do
-        return False
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    def _release(self) -> None:
+        if self._connection is None:
+            return
+        if self._writing is not None and not self._writing.done():
+            self.close()  # answered before all of the request was there: the rest goes nowhere
+            return
+        connection, self._connection = self._connection, None
+        self._pool.give_back(connection)
 
 
 class Transport:
     """Requests to one upstream, `base_url` being scheme, host and port. Make it inside a running loop."""
 
-    def __init__(self, base_url: str, *, connect_timeout: float = CONNECT_TIMEOUT_SECONDS) -> None:
-        self._base = URL(base_url).origin()
+    def __init__(
+        self, base_url: str, clock: Clock, *, connect_timeout: float = CONNECT_TIMEOUT_SECONDS
+    ) -> None:
+        parts = urlsplit(base_url)
+        self._base = f"{parts.scheme}://{parts.netloc}"
+        self._host_line = b"Host: %b\r\n" % _authority(parts)
         self._connect_timeout = connect_timeout
-        self._ledger = _Ledger()
-        self._session = self._open()
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+        self._pool = ConnectionPool(parts.hostname or "", port, tls, clock)
+        self._tasks = TaskSet(_log_failure)
 
     def __repr__(self) -> str:
         return f"<Transport {self._base}>"
 
-    def _open(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=_NEVER_INVENTED,
-            trust_env=False,
-            raise_for_status=False,
-            # No limit but the one on connecting: a queued request gets no byte for as long as it waits.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=None),
-            max_line_size=HEADER_BYTES,
-            max_field_size=HEADER_BYTES,
-            max_headers=HEADER_COUNT,
-            request_class=_careful_request(self._ledger),
-            response_class=_CarefulResponse,
-        )
-
-    async def send(
-        self, method: str, raw_path: str, headers: CIMultiDict[str], body: Body
-    ) -> aiohttp.ClientResponse:
-        """The response with its headers read; its body is the caller's to read and to close.
+    async def send(self, method: str, raw_path: str, fields: Fields, body: Body) -> UpstreamAnswer:
+        """The answer with its head read; its body is the caller's to read and to close.
 
         `raw_path` is the target as it was asked for; path and query are sent byte for byte. Raises
-        UpstreamError: 503 if no connection could be made, 502 if it broke before the headers came; and
-        what reading the body raised.
+        UpstreamError: 503 if no connection could be made, 502 if it broke before the head came; and what
+        reading the body raised.
         """
-        while True:  # each turn takes one connection out of the pool, and a new one is never stale
-            try:
-                return await self._send(method, raw_path, headers, body)
-            except _StaleConnection:
-                continue
-
-    async def _send(
-        self, method: str, raw_path: str, headers: CIMultiDict[str], body: Body
-    ) -> aiohttp.ClientResponse:
-        data, fields = _payload(headers, body)
+        head, is_chunked = self._head(method, raw_path, fields, body)
+        connection = self._pool.take()
+        if connection is None:
+            connection = await self._connect()
+        writing: asyncio.Task[None] | None = None
         try:
-            response = await self._session.request(
-                method, self._url(raw_path), headers=fields, data=data, allow_redirects=False
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            connection.expect_answer(has_body=method != "HEAD")
+            if isinstance(body, bytes) and len(body) <= LARGE_BODY_BYTES:
+                _write_whole(connection, head, body)
+            elif body is None:
+                _write_whole(connection, head, b"")
+            else:
+                writing = self._tasks.spawn(
+                    _write(connection, head, body, is_chunked=is_chunked), name="write a request"
+                )
+            message, content = await connection.answer()
+        except BaseException as error:
+            if writing is not None:
+                writing.cancel()
+            self._pool.abort(connection)
+            if isinstance(error, ReplyError | web.RequestPayloadError) or not isinstance(error, READ_ERRORS):
+                raise
+            raise UpstreamError(f"the upstream broke off before it answered: {error}") from error
+        return UpstreamAnswer(message, content, connection, self._pool, writing)
+
+    async def _connect(self) -> Connection:
+        try:
+            return await self._pool.connect(self._connect_timeout)
+        except OSError as error:  # TimeoutError and ssl.SSLError are too
             raise UpstreamError(
-                cannot_be_reached(str(self._base), why(error)),
+                cannot_be_reached(self._base, why(error)),
                 status=503,
                 retry_after_seconds=1,
                 was_sent=False,
             ) from error
-        except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error.__cause__, ReplyError | web.RequestPayloadError):
-                raise error.__cause__ from None
-            raise UpstreamError(f"the upstream broke off before it answered: {error}") from error
-        _fail_with_connection(response)
-        return response
 
-    def _url(self, raw_path: str) -> URL:
-        # As a path that is not looked into; parsed as a URL, an empty query would lose its `?`.
-        base, path = self._base, origin_form(raw_path).path_and_query
-        return URL.build(scheme=base.scheme, host=base.host or "", port=base.port, path=path, encoded=True)
+    def _head(self, method: str, raw_path: str, fields: Fields, body: Body) -> tuple[bytes, bool]:
+        """The head of a request, and whether its body goes in chunks."""
+        target = origin_form(raw_path).path_and_query.encode("utf-8", "surrogateescape")
+        lines = [b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target), self._host_line]
+        size = len(body) if isinstance(body, bytes) else None
+        has_length = False
+        for name, value in fields:
+            if len(name) == _LENGTH_CHARS and name.lower() == b"content-length":
+                if has_length:
+                    continue
+                has_length = True
+                value = value if size is None else b"%d" % size
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if size and not has_length:
+            lines.append(b"Content-Length: %d\r\n" % size)
+        is_chunked = body is not None and size is None and not has_length
+        if is_chunked:
+            lines.append(b"Transfer-Encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise ValueError("a line break inside a header field or a target")
+        return head, is_chunked
 
     def drop_idle(self) -> None:
         """Use none of the present connections for another request: the server behind them is gone."""
-        self._ledger.outdate()
+        self._pool.outdate()
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._tasks.cancel()
+        await self._pool.close()
 
 
-def _payload(
-    headers: CIMultiDict[str], body: Body
-) -> tuple[bytes | AsyncIterable[bytes] | AsyncIterable[memoryview] | None, CIMultiDict[str]]:
-    """The body as the HTTP library takes it, and headers that state its length where it is known."""
-    fields = _with_uniform_names(headers)
-    if not isinstance(body, bytes) or (not body and "Content-Length" not in fields):
-        return body or None, fields
-    fields["Content-Length"] = str(len(body))
-    return (_slices(body) if len(body) > LARGE_BODY_BYTES else body), fields
+def _log_failure(name: str, error: BaseException) -> None:
+    log.error("%s failed", name, exc_info=error)
 
 
-def _with_uniform_names(headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """Of two fields whose names differ only in case, the HTTP library would send the second alone."""
-    names: dict[str, str] = {}
-    return CIMultiDict((names.setdefault(name.lower(), name), value) for name, value in headers.items())
+_LENGTH_CHARS = len("content-length")
+
+
+def _authority(parts: SplitResult) -> bytes:
+    if parts.netloc.isascii():
+        return parts.netloc.encode()
+    host = (parts.hostname or "").encode("idna")
+    return host if parts.port is None else b"%b:%d" % (host, parts.port)
+
+
+def _write_whole(connection: Connection, head: bytes, body: bytes) -> None:
+    transport = connection.transport
+    if transport is None:
+        raise aiohttp.ClientConnectionError("the connection is lost")
+    transport.write(head + body)
+
+
+async def _write(
+    connection: Connection, head: bytes, body: bytes | AsyncIterator[bytes], *, is_chunked: bool
+) -> None:
+    """A body that is long, or not there yet, at the server's pace, while its answer may begin already.
+
+    What reading the body raises ends the wait for the answer.
+    """
+    try:
+        writer = StreamWriter(connection, asyncio.get_running_loop())
+        _write_whole(connection, head, b"")
+        if is_chunked:
+            writer.enable_chunking()
+        async for piece in _slices(body) if isinstance(body, bytes) else body:
+            await writer.write(piece)
+            await writer.drain()
+        await writer.write_eof()
+    except (aiohttp.ClientError, OSError) as error:
+        if connection.exception() is None and connection.is_connected():
+            connection.set_exception(aiohttp.ClientOSError(f"could not be written: {error}"))
+    except Exception as error:
+        connection.set_exception(error)
 
 
 async def _slices(body: bytes) -> AsyncIterator[memoryview]:

@@ -105,6 +105,38 @@ async def test_status_and_headers_reach_the_client_before_any_body_byte_exists()
         assert await dechunked(client) == b"data: 1\n\n"
 
 
+async def test_a_head_goes_out_with_the_body_that_follows_it_at_once() -> None:
+    """llama-server writes the two one after the other, and the client would be woken twice."""
+    sockets: list[bytes] = []
+
+    async def script(wire: Wire) -> None:
+        await wire.head()
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+        await wire.send(b"ok")
+
+    async with RawServer(script) as server, Front(server.url) as front, connection(front.port) as client:
+        await client.send(GET)
+        sockets.append(await client.reader.read(1 << 16))
+    assert sockets[0].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert sockets[0].endswith(b"\r\n\r\nok")
+
+
+async def test_a_head_does_not_wait_for_a_body_that_is_late() -> None:
+    go = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.head()
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+        await go.wait()
+        await wire.send(b"ok")
+
+    async with RawServer(script) as server, Front(server.url) as front, connection(front.port) as client:
+        await client.send(GET)
+        assert b"Content-Length: 2" in await asyncio.wait_for(client.head(), 10)
+        go.set()
+        assert await client.exactly(2) == b"ok"
+
+
 async def test_each_event_is_passed_on_before_the_next_one_exists() -> None:
     received = asyncio.Semaphore(0)
 
@@ -185,7 +217,7 @@ async def test_a_request_reaches_the_upstream_as_it_was_but_for_what_a_gateway_o
         ("Host", f"127.0.0.1:{server.port}"),
         ("Content-Length", str(len(body))),
         ("X-A", "1"),
-        ("X-A", "2"),
+        ("x-a", "2"),
         ("Content-Type", "application/json"),
         ("X-E", ""),
         ("Via", "1.1 kvproxy"),

@@ -40,7 +40,7 @@ class Front:
     _transport: Transport | None = None
 
     async def __aenter__(self) -> Self:
-        self._transport = Transport(self.upstream, connect_timeout=1.0)
+        self._transport = Transport(self.upstream, SystemClock(), connect_timeout=1.0)
         self._runner = create_runner(self._handle, shutdown_seconds=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
 import pytest
-from multidict import CIMultiDict
 
+from kvproxy.clock import SystemClock
 from kvproxy.errors import UpstreamError
 from kvproxy.upstream.transport import LARGE_BODY_BYTES, Transport
+from tests.support.clock import FakeClock
 from tests.support.raw import RawServer, Script, Wire, fields, free_port
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-def headers(*pairs: tuple[str, str]) -> CIMultiDict[str]:
-    return CIMultiDict(pairs)
+def headers(*pairs: tuple[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in pairs]
 
 
 async def answer(transport: Transport, path: str = "/", body: bytes | None = b"{}") -> bytes:
@@ -30,7 +30,7 @@ async def answer(transport: Transport, path: str = "/", body: bytes | None = b"{
 @pytest.fixture
 async def transport() -> AsyncIterator[Transport]:
     """Its server comes later, on the port it already knows."""
-    transport = Transport(f"http://127.0.0.1:{free_port()}", connect_timeout=0.5)
+    transport = Transport(f"http://127.0.0.1:{free_port()}", SystemClock(), connect_timeout=0.5)
     yield transport
     await transport.close()
 
@@ -45,7 +45,7 @@ def answering(server_of: list[RawServer], requests_per_connection: int = 1000) -
 
 
 async def serve(server: RawServer) -> Transport:
-    return Transport(server.url)
+    return Transport(server.url, SystemClock())
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ async def test_no_field_is_added_but_host_and_length() -> None:
         await (await transport.send("GET", "/", headers(("X-A", "1")), None)).read()
         await transport.close()
     host = ("Host", f"127.0.0.1:{server.port}")
-    assert fields(server.heads[0]) == [host, ("X-A", "1"), ("X-A", "2"), ("X-B", ""), ("Content-Length", "2")]
+    assert fields(server.heads[0]) == [host, ("X-A", "1"), ("x-a", "2"), ("X-B", ""), ("Content-Length", "2")]
     assert fields(server.heads[1]) == [host, ("X-A", "1")]
 
 
@@ -92,7 +92,7 @@ async def test_a_changed_body_gets_its_length_where_the_old_one_stood() -> None:
         await (await transport.send("POST", "/", given, b"{}")).read()
         await transport.close()
     assert [pair[1] for pair in fields(server.heads[0])[1:]] == ["2", "1"]
-    assert given["Content-Length"] == "999"
+    assert given[0] == (b"content-length", b"999")
 
 
 async def test_a_large_body_arrives_whole() -> None:
@@ -137,7 +137,9 @@ async def test_cookies_of_one_answer_are_not_sent_with_the_next_request() -> Non
             await wire.send(OK.replace(b"\r\n", b"\r\nSet-Cookie: secret=1\r\n", 1))
 
     async with (server := RawServer(script)):
-        transport = Transport(f"http://localhost:{server.port}")  # a jar keeps nothing for bare addresses
+        transport = Transport(
+            f"http://localhost:{server.port}", SystemClock()
+        )  # a jar keeps nothing for bare addresses
         await answer(transport)
         await answer(transport)
         await transport.close()
@@ -182,7 +184,9 @@ async def test_a_connection_that_is_never_accepted_is_a_503_within_the_connect_t
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
         _fill_backlog(silent.getsockname(), fillers)
-        transport = Transport(f"http://127.0.0.1:{silent.getsockname()[1]}", connect_timeout=0.1)
+        transport = Transport(
+            f"http://127.0.0.1:{silent.getsockname()[1]}", SystemClock(), connect_timeout=0.1
+        )
         with pytest.raises(UpstreamError) as caught:
             await answer(transport)
         await transport.close()
@@ -262,17 +266,14 @@ def _shutdown(wire: Wire) -> None:
     raw.close()
 
 
-async def test_a_connection_idle_for_long_is_given_up_before_the_server_does_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_connection_idle_for_long_is_given_up_before_the_server_does_it() -> None:
     """llama-server closes at five seconds; the pool's clock is moved on instead of waiting."""
-    idle = 0.0
-    monkeypatch.setattr("aiohttp.connector.monotonic", lambda: time.monotonic() + idle)
+    clock = FakeClock()
     async with (server := RawServer(lambda wire: answering([server])(wire))):
-        transport = await serve(server)
+        transport = Transport(server.url, clock)
         connections = []
         for seconds in (0.0, 2.5, 4.5):
-            idle += seconds
+            clock.advance(seconds)
             await answer(transport)
             connections.append(server.connections)
         await transport.close()
