@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -130,6 +131,7 @@ LABELS = tuple(sorted({e.label for e in (*_POST.values(), *_GET.values(), _UNKNO
 """All labels there are."""
 
 
+@lru_cache(maxsize=512)
 def classify(method: str, path: str) -> Endpoint:
     """`path` as it stands in the request line; a query is ignored."""
     route = unquote(path.partition("?")[0])

@@ -32,7 +32,7 @@ class Target(NamedTuple):
 
 def origin_form(raw: str) -> Target:
     """Path and query byte for byte, whichever form the target came in (RFC 9112 3.2)."""
-    absolute = _ABSOLUTE.match(raw)
+    absolute = None if raw.startswith("/") else _ABSOLUTE.match(raw)
     if absolute is None:
         return Target(raw, None)
     rest = raw[absolute.end() :]
@@ -45,10 +45,14 @@ def check_host(host: str | None, allowed: Iterable[str]) -> bool:
     Names compare without case; a port in an entry must match, none matches every port; "*" allows all.
     A page that rebinds its own name to our address cannot pass, because it cannot forge Host.
     """
-    entries = list(allowed)
+    return _is_listed(host or "", tuple(allowed))
+
+
+@lru_cache(maxsize=1024)
+def _is_listed(host: str, entries: tuple[str, ...]) -> bool:
     if "*" in entries:
         return True
-    asked = _split(host or "")
+    asked = _split(host)
     if asked is None:
         return False
     name, port = asked

@@ -26,6 +26,9 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     large, 408 if it stops coming."""
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)
+    content = request.content
+    if content.is_eof():  # all there, as most bodies are when their head is
+        return _within(content.read_nowait(), max_bytes)
     _invite(request)
     return b"".join([piece async for piece in _pieces(request, max_bytes)])
 
@@ -71,6 +74,12 @@ def _invite(request: web.BaseRequest) -> None:
         transport = request.transport
         if transport is not None:
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _within(body: bytes, max_bytes: int) -> bytes:
+    if len(body) > max_bytes:
+        raise _too_large(max_bytes)
+    return body
 
 
 def _too_large(max_bytes: int) -> ReplyError:

@@ -36,6 +36,7 @@ class ClientId:
         return digest_of(self.value)
 
 
+@lru_cache(maxsize=1024)
 def digest_of(value: str) -> str:
     """The digest under which a client's own session id is known."""
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -122,6 +122,8 @@ class LeaseDesk:
         was given."""
         if 0 < self._max_waiting <= len(self._line):
             raise _line_full()
+        if not self._line and (lease := self._granted(want, 0.0)) is not None:
+            return lease
         waiter = _Waiter(want, asyncio.get_running_loop().create_future(), self._clock.now())
         self._line.append(waiter)
         self._pump()
@@ -349,7 +351,7 @@ class LeaseDesk:
         for waiter in line:
             if waiter.granted.done():
                 continue
-            if blocked or self._is_closed or not self._grant(waiter):
+            if blocked or not self._grant(waiter):
                 still.append(waiter)
                 blocked = blocked or waiter.want.purpose in (Purpose.FLOATING, Purpose.EXCLUSIVE)
         self._line.extendleft(reversed(still))
@@ -357,15 +359,22 @@ class LeaseDesk:
             self._on_unseen()
 
     def _grant(self, waiter: _Waiter) -> bool:
-        choice = choose(waiter.want, self.table.views())
-        if choice is None:
+        lease = self._granted(waiter.want, self._clock.now() - waiter.since)
+        if lease is None:
             return False
-        slots, is_fork = choice
-        lease = self._lease(waiter.want, slots, self._clock.now() - waiter.since, is_fork)
-        if waiter.want.purpose is Purpose.FLOATING:
-            self._gate = lease
         waiter.granted.set_result(lease)
         return True
+
+    def _granted(self, want: Want, waited: float) -> Lease | None:
+        """The lease that `want` gets this moment, if any."""
+        choice = None if self._is_closed else choose(want, self.table.views())
+        if choice is None:
+            return None
+        slots, is_fork = choice
+        lease = self._lease(want, slots, waited, is_fork)
+        if want.purpose is Purpose.FLOATING:
+            self._gate = lease
+        return lease
 
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
         lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)

@@ -241,3 +241,6 @@ _LINES: Final[Mapping[type, Callable[[Any], Line]]] = {
     e.TaskDied: _task_died,
     e.Warned: _warned,
 }
+
+ALWAYS_DEBUG: Final = frozenset({e.SlotAcquired, e.SlotReleased})
+"""Events of each request whose line only the most talkative level shows: not worth building to find out."""

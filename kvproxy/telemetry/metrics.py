@@ -80,6 +80,8 @@ class Metrics:
         self._build_counters(endpoints)
         self._build_histograms()
         self._build_gauges()
+        self._requests_by, self._prompt_tokens_by = _Children(self._requests), _Children(self._prompt_tokens)
+        self._prepare_by, self._first_byte_by = _Children(self._prepare), _Children(self._first_byte)
         self._hearers: Mapping[type, Callable[[Any], None]] = {
             e.RequestDone: self._request_done,
             e.RequestFailed: self._request_failed,
@@ -198,13 +200,14 @@ class Metrics:
         ).set(1)
 
     def _request_done(self, event: e.RequestDone) -> None:
-        self._requests.labels(event.server, event.endpoint, event.outcome).inc()
-        self._prepare.labels(event.outcome).observe(event.prepare_seconds)
+        outcome = event.outcome
+        self._requests_by[event.server, event.endpoint, outcome].inc()
+        self._prepare_by[outcome,].observe(event.prepare_seconds)
         self._overhead.observe(event.overhead_seconds)
         if event.ttfb_seconds is not None:
-            self._first_byte.labels(event.outcome).observe(event.ttfb_seconds)
-        self._prompt_tokens.labels(event.server, "computed").inc(event.computed_tokens or 0)
-        self._prompt_tokens.labels(event.server, "reused").inc(event.reused_tokens or 0)
+            self._first_byte_by[outcome,].observe(event.ttfb_seconds)
+        self._prompt_tokens_by[event.server, "computed"].inc(event.computed_tokens or 0)
+        self._prompt_tokens_by[event.server, "reused"].inc(event.reused_tokens or 0)
 
     def _request_failed(self, event: e.RequestFailed) -> None:
         self._failures.labels(event.server, event.source).inc()
@@ -255,6 +258,20 @@ class Metrics:
         self._dirty_slots.labels(server.name).set(server.dirty_slots)
         self._up.labels(server.name).set(server.is_up)
         self._queue.labels(server.name).set(server.waiting)
+
+
+class _Children(dict[tuple[str, ...], M]):
+    """The children of one metric by their label values: `labels` looks up and checks them each time, which
+    five times a request is more than the counting itself."""
+
+    def __init__(self, metric: M) -> None:
+        super().__init__()
+        self._metric: M = metric
+
+    def __missing__(self, values: tuple[str, ...]) -> M:
+        child: M = self._metric.labels(*values)
+        self[values] = child
+        return child
 
 
 def _with_all_values(metric: M, labels: Mapping[str, Values]) -> M:

@@ -24,8 +24,11 @@ class Content:
     async def readany(self) -> bytes:
         return self._pieces.pop(0) if self._pieces else b""
 
+    def read_nowait(self) -> bytes:
+        return b"".join(self._pieces)
+
     def is_eof(self) -> bool:
-        return not self._pieces
+        return True
 
 
 async def called(
