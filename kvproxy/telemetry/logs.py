@@ -19,7 +19,7 @@ from kvproxy.telemetry.lines import ALWAYS_DEBUG, Line, line_of
 
 _MAX_WAITING = 10_000
 _LAST_LINES_SECONDS = 2.0
-_GATHER_SECONDS = 0.25
+_GATHER_SECONDS = 0.02
 
 _logger = logging.getLogger("kvproxy")
 
@@ -94,8 +94,7 @@ class _Handover(logging.Handler):
     def _write(self) -> None:
         while (record := self._waiting.get()) is not None:
             self._target.handle(record)
-            # Let more lines gather: to be woken for each one takes the interpreter from the event loop, and
-            # a third of what a request costs.
+            # Let more lines gather: to be woken for each one takes the interpreter from the event loop.
             if self._waiting.empty():
                 self._closing.wait(_GATHER_SECONDS)
 
