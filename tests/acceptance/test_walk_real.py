@@ -7,7 +7,6 @@ prompt than its own (`tests.support.judge`), and nobody is refused while the ser
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 from collections import Counter
@@ -22,8 +21,9 @@ import pytest
 from tests.acceptance.conftest import Measured
 from tests.fakes.tokens import render_chat, tokenize
 from tests.support.daemon import Kvproxy
+from tests.support.hearing import Heard, say
 from tests.support.judge import Judge, Spoken
-from tests.support.load import CHAT, Conversation, client, words
+from tests.support.load import Conversation, client, words
 from tests.support.oracle import Claim, Oracle
 from tests.support.raw import free_port
 from tests.support.real import LlamaServer
@@ -48,36 +48,6 @@ DEVIATION = 0.03
 """Of an answer from what its own prompt gives alone. Up to 0.0104 was seen, from another number of threads
 alone; another prompt makes 0.09 and more."""
 POSITIONS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """An answer, or the status of a refusal."""
-
-    status: int
-    headers: dict[str, str]
-    spoken: Spoken
-    reused: int
-    computed: int
-
-
-async def say(session: aiohttp.ClientSession, one: Conversation, question: str, tokens: int) -> Heard:
-    messages = [*one.messages, {"role": "user", "content": question}]
-    wish = {"max_tokens": tokens, "temperature": 0, "stream": True, "logprobs": True, "top_logprobs": 6}
-    async with session.post(CHAT, json={"messages": messages, **wish}, headers=one.headers) as response:
-        lines = [line async for line in response.content]
-        head = {name.lower(): value for name, value in response.headers.items()}
-    events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
-    choices = [choice for e in events for choice in e["choices"] if choice["delta"].get("content")]
-    likely = [
-        {one["id"]: one["logprob"] for one in token["top_logprobs"]}
-        for choice in choices
-        for token in choice["logprobs"]["content"]
-    ]
-    said = "".join(choice["delta"]["content"] for choice in choices)
-    timings = next((event["timings"] for event in events if "timings" in event), {})
-    reused, computed = timings.get("cache_n", 0), timings.get("prompt_n", 0)
-    return Heard(response.status, head, Spoken(messages, said, likely), reused, computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +126,7 @@ class Walk:
         """The next request comes before the server is back."""
         await self.server.kill()
         starting = asyncio.get_running_loop().create_task(self._begin(self.being))
-        heard = await say(self.session, self.talks[0], "anybody?", 1)
+        heard = await self._say(self.talks[0], "anybody?", 1)
         self.counts[f"unseen {heard.status}"] += 1
         assert heard.status in (200, 502, 503)
         await starting
@@ -205,11 +175,15 @@ class Walk:
         if self.chooser.random() < 0.15 and len(one.messages) > 2:
             del one.messages[-2:]  # the client takes back its last question
         question = f"{number}: {words((one.name, number), 15)}?"
-        heard = await say(self.session, one, question, self.chooser.randint(1, 40))
+        heard = await self._say(one, question, self.chooser.randint(1, 40))
         self._check(number, one, heard)
         one.messages = [*heard.spoken.messages, {"role": "assistant", "content": heard.spoken.text}]
         if len(one.messages) > 2 * TURNS_OF_A_SESSION:
             self.talks[place] = self._talk(number)
+
+    async def _say(self, one: Conversation, question: str, tokens: int) -> Heard:
+        messages = [*one.messages, {"role": "user", "content": question}]
+        return await say(self.session, messages, one.headers, tokens)
 
     def _check(self, number: int, one: Conversation, heard: Heard) -> None:
         outcome, reason = (
