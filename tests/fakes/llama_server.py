@@ -195,7 +195,7 @@ class FakeLlamaServer:
         life.ended.set()
         life.api.slot_routes.stop()
         life.engine.stop()
-        life.listener.close()
+        _stop_listening(life.listener)
         if hard and life.runner.server is not None:
             reset_all(life.runner.server)
         burial = asyncio.get_running_loop().create_task(_buried(life, hard=hard))
@@ -207,9 +207,19 @@ class FakeLlamaServer:
             await asyncio.gather(*self._burials)
 
 
+def _stop_listening(listener: asyncio.Server) -> None:
+    """Refuse whoever comes from now on. Not by `close`, which loses those that are just being accepted: they
+    would stand there unanswered for ever."""
+    for sock in listener.sockets:
+        asyncio.get_running_loop().remove_reader(sock)
+        sock.shutdown(socket.SHUT_RDWR)
+
+
 async def _buried(life: Life, *, hard: bool) -> None:
     # A connection that was accepted just before is only now made.
-    await asyncio.sleep(0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    life.listener.close()
     if hard and life.runner.server is not None:
         reset_all(life.runner.server)
     await life.runner.cleanup()
