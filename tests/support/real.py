@@ -28,9 +28,9 @@ DEFAULT_FLAGS = ("--host", "127.0.0.1", "--no-warmup", "-t", "1", "--metrics", "
 class LlamaServer:
     """One llama-server process at a time, on one port for all its lives; also an async context manager.
 
-    `flags` come after the defaults and win over them. Without `slot_dir` slots cannot be saved, without
-    `model` it is a router of those its flags name. Without `port` a free one is taken, without `binary` one is
-    found or built.
+    `flags` come after the defaults and win over them. Without `slot_dir` slots cannot be saved. Without
+    `model` it is a router of those that its flags name. Without `port` a free one is taken, without `binary`
+    one is found or built.
     """
 
     def __init__(
