@@ -261,7 +261,7 @@ class Runtime:
             self.clock,
             self.bus.emit,
             slots_changed=self.desk.changed,
-            emptied=self._ask_why_empty,
+            emptied=self.watch.emptied,
             unable=self.watch.found_unable,
         )
         self.policy = policy_of(settings.checkpoint)
@@ -289,7 +289,13 @@ class Runtime:
             borrow=self.desk.borrow,
         )
         self.rounds = Rounds(
-            self.table, self.desk, self.checkpointer, self.policy, self.actions.save_seconds, self.clock
+            self.table,
+            self.desk,
+            self.checkpointer,
+            self.policy,
+            self.actions.save_seconds,
+            self.clock,
+            self.watch.confirm,
         )
         self.keeper = Keeper(
             self.store,
@@ -301,9 +307,6 @@ class Runtime:
         )
         self.checkpointer.publisher.published = self.keeper.look
         self.checkpointer.room.make_room = self.keeper.collect
-
-    def _ask_why_empty(self) -> None:
-        self.tasks.spawn(self.watch.emptied(), name="ask why a slot is empty")
 
     def _build_faces(self) -> None:
         settings = self.settings

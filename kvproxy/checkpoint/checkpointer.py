@@ -233,7 +233,7 @@ class Checkpointer:
             if doubt.outcome is CheckpointOutcome.EMPTY:
                 self._p.table.drift(job.occupancy, job.epoch)
                 self._p.table.lose(job.slot, job.epoch, is_blank=True)
-                self._p.emptied()
+                self._p.emptied(job.slot)
             return await self._discard(job, doubt)
         check = await self._p.files.verify_saved(job.name, saved)
         self._p.table.save_ended(job.slot, job.epoch)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.clock import Clock
-from kvproxy.identifiers import Epoch, ServerName
+from kvproxy.identifiers import Epoch, ServerName, SlotId
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
@@ -42,7 +42,7 @@ class Parts:
     emit: Emit
     slots_changed: Callable[[], None]
     """Called when a slot became usable behind the back of every lease."""
-    emptied: Callable[[], None]
+    emptied: Callable[[SlotId], None]
     """Called when a slot that should have held tokens held none."""
     unable: Unable
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -47,13 +47,17 @@ class Rounds:
         policy: CheckpointPolicy,
         save_seconds: Callable[[int | None], float],
         clock: Clock,
+        confirm: Callable[[], Awaitable[object]],
     ) -> None:
+        """`confirm` asks, where that is not certain, whether the server is the same and awake: a save would
+        wake one that sleeps, and find its slots empty."""
         self._table = table
         self._desk = desk
         self._checkpointer = checkpointer
         self._policy = policy
         self._save_seconds = save_seconds
         self._clock = clock
+        self._confirm = confirm
         self._changed = asyncio.Event()
         self._resting: dict[SlotId, float] = {}
         """Slots whose last checkpoint came to nothing, and until when they are left alone."""
@@ -95,6 +99,7 @@ class Rounds:
         """Save one slot if it is free this moment; a save in flight is joined."""
         if (joined := await self._checkpointer.joined(slot)) is not None:
             return joined
+        await self._confirm()
         lease = self._desk.try_checkpoint(slot)
         if lease is None:
             return Checkpoint(CheckpointOutcome.BUSY)

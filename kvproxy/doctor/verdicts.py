@@ -22,6 +22,10 @@ AUTOMATIC_SLOTS = 4
 
 SET_KEY = Change("upstreams[].api_key: KEY", "the server answers management only to those who have its key")
 SET_SAVE_PATH = Change("llama-server --slot-save-path DIR", "without it the server refuses to save slots")
+NO_ROUTER = Change(
+    "llama-server -m MODEL, one for each model",
+    "a router has no slots of its own, and its models' servers write snapshots over each other's",
+)
 ALLOW_SLOTS = Change("llama-server without --no-slots", "without GET /slots no slot can be seen idle")
 
 ASLEEP = "the server sleeps, and asking would wake it; send it a request and run the doctor again"
@@ -50,6 +54,8 @@ def judge_props(url: str, answer: Props | Unavailable) -> tuple[Check, ...]:
                 passed(REACHABLE, f"{url} answers"),
                 degraded(LLAMA_SERVER, f"GET /props is refused: {answer.message}", SET_KEY),
             )
+        case Obstacle.ROUTER:
+            return (passed(REACHABLE, f"{url} answers"), degraded(LLAMA_SERVER, answer.message, NO_ROUTER))
         case Obstacle.UNSUPPORTED | Obstacle.NOT_LLAMA_SERVER:
             other = Change("upstreams[].url: URL", "what answers at this address is no llama-server")
             return (passed(REACHABLE, f"{url} answers"), unusable(LLAMA_SERVER, answer.message, other))

@@ -36,11 +36,13 @@ class _Closed(BaseModel):
 
 
 class Life(_Closed):
-    """`name` is made by `life_name`; `canary` is a canary's name."""
+    """`name` is made by `life_name`; `canary` is a canary's name. `is_volatile`: it was seen to clear idle
+    slots, which cannot be tried out again while they hold something."""
 
     name: str
     adapters: str
     canary: str
+    is_volatile: bool = False
 
 
 class _Kept(_Closed):
@@ -113,13 +115,22 @@ class Canaries:
             return near[0][1]
         return _digits(json.dumps(canary.as_dict()))
 
+    async def found_volatile(self, name: str) -> str | None:
+        """Keep that a life known by its canary clears idle slots; a complaint if that cannot be written."""
+        life = self._lives.get(name)
+        if life is None or life.is_volatile:
+            return None
+        self._lives[name] = life.model_copy(update={"is_volatile": True})
+        return await self._write()
+
     async def remember(self, canary: Canary, life: str | None, adapters: str) -> str | None:
         """Keep a canary that was just given; a complaint if that cannot be written."""
         name = self.name(canary)
         self._canaries[name] = self._canaries.pop(name, canary)
         if life is not None:
-            self._lives.pop(life, None)
-            self._lives[life] = Life(name=life, adapters=adapters, canary=name)
+            before = self._lives.pop(life, None)
+            is_volatile = before is not None and before.is_volatile
+            self._lives[life] = Life(name=life, adapters=adapters, canary=name, is_volatile=is_volatile)
         _drop_oldest(self._canaries, MOST_CANARIES)
         _drop_oldest(self._lives, MOST_LIVES)
         return await self._write()

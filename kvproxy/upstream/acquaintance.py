@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,6 +66,8 @@ class Acquaintance:
     """As in the fingerprint."""
     slots: tuple[SlotInfo, ...] | Unavailable = ()
     leftover: Leftover | None = None
+    is_volatile: bool = False
+    """It was seen before that this life clears idle slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,16 @@ class Introduction:
 
     async def meet(self, props: Props, known: Facts) -> Acquaintance:
         """`known` are the facts of the life before, which may be the same process."""
+        met = await self._meet(props, known)
+        life = self._canaries.life(_life_of(props) or "")
+        return met if life is None else replace(met, is_volatile=life.is_volatile)
+
+    async def found_volatile(self, props: Props) -> None:
+        """Remember it of this life."""
+        if (life := _life_of(props)) is not None:
+            self._complain(await self._canaries.found_volatile(life))
+
+    async def _meet(self, props: Props, known: Facts) -> Acquaintance:
         if props.is_sleeping:
             return await self._meet_asleep(props, known)
         told = await self._ask(props)

@@ -32,6 +32,11 @@ from kvproxy.upstream.replies import (
 )
 from kvproxy.upstream.unreachable import why
 
+ROUTER_ADVICE = (
+    "llama-server runs as a router of several models, so requests pass and nothing is saved: "
+    "start one llama-server for each model (-m)"
+)
+
 T = TypeVar("T")
 """`Saved`, `Restored` or `Erased`."""
 
@@ -117,6 +122,8 @@ class LlamaServer:
         reply = await self._ask("/props", timeout)
         if isinstance(reply, Unavailable):
             return reply
+        if replies.is_router(reply.body):
+            return Unavailable(Obstacle.ROUTER, ROUTER_ADVICE)
         return replies.parse_props(reply.body) or _foreign("/props")
 
     async def slots(self, timeout: float = QUESTION_SECONDS) -> tuple[SlotInfo, ...] | Unavailable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.memory_kind import MemoryKind
@@ -102,6 +103,15 @@ class Facts:
     def n_ctx(self) -> int | None:
         """Tokens that fit in one slot."""
         return self.props.n_ctx if self.props else None
+
+
+def as_it_answers(facts: Facts) -> dict[str, Any]:
+    """The `state` of a server that answers, and the `reason` for it."""
+    if facts.props is not None and facts.props.is_sleeping:
+        return {"state": ServerState.SLEEPING, "reason": ""}
+    is_off = facts.persistence.mode is PersistenceMode.OFF
+    state = ServerState.DEGRADED if is_off or facts.is_volatile else ServerState.HEALTHY
+    return {"state": state, "reason": facts.advice}
 
 
 def why_without_slots(url: str, facts: Facts) -> str:

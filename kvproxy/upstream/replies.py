@@ -75,6 +75,11 @@ def parse_props(body: object) -> Props | None:
     )
 
 
+def is_router(body: object) -> bool:
+    """Whether `/props` is that of a server which starts one of its own for each model."""
+    return _map(body).get("role") == "router"
+
+
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
     """One entry of `GET /slots`. Counts are None for a slot that never ran a task."""
@@ -100,6 +105,8 @@ class Obstacle(StrEnum):
     """401 or 403: the server wants a key we do not have."""
     UNSUPPORTED = "unsupported"
     """501: switched off by a flag; the message names it."""
+    ROUTER = "router"
+    """It has no slots of its own, and its models' servers write snapshots over each other's."""
     NOT_LLAMA_SERVER = "not_llama_server"
     """Something answered, and not what llama-server answers."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, UpstreamError
@@ -34,12 +33,17 @@ from kvproxy.upstream.facts import (
     PersistenceMode,
     ServerState,
     Standing,
+    as_it_answers,
     cannot_be_reached,
 )
 from kvproxy.upstream.replies import Erased, Obstacle, Props, SlotInfo, Unavailable
 
 FRESH_SECONDS = 1.0
-"""A request after more than this of silence asks `/props` before it trusts a slot."""
+"""A request after more than this of silence asks `/props` before it trusts a slot. A server falls asleep a
+whole number of seconds after its last answer, so up to here it is awake."""
+
+ASKED_SECONDS = 0.1
+"""How long an answer of `/props` stands for the request that asked. It does not keep the server awake."""
 
 PERIOD_SECONDS = 2.0
 PERIOD_WITHOUT_SERVER_SECONDS = 0.5
@@ -98,10 +102,12 @@ class Watch:
         """The line, counted, since which the server told who it is."""
         self._asking: asyncio.Task[None] | None = None
         self._confirmed_at = float("-inf")
+        self._fresh_until = float("-inf")
         self._wake = asyncio.Event()
         self._lives = 0
         self._warned_of_others = False
         self._is_changed = False
+        self._emptied: SlotId | None = None
 
     @property
     def url(self) -> str:
@@ -139,19 +145,28 @@ class Watch:
         self._wake.set()
 
     async def confirm(self) -> Facts:
-        """The facts, not older than `FRESH_SECONDS`: at once where they are fresh, and the line stood."""
-        is_fresh = self._p.clock.now() - self._confirmed_at <= FRESH_SECONDS
-        if not is_fresh or self._is_doubtful or not self._p.standing.facts.state.has_slots:
+        """The facts as they are: at once where the server just answered, or runs something for us.
+
+        What the periodic question showed says nothing of now: the server may have fallen asleep since.
+        """
+        if not self._is_awake or self._is_doubtful or not self._p.standing.facts.state.has_slots:
             was_asked_before = self._asking is not None and not self._asking.done()
             await self.refresh()
             if was_asked_before and self._is_doubtful:
                 await self.refresh()
+            self._fresh_until = max(self._fresh_until, self._confirmed_at + ASKED_SECONDS)
         return self._p.standing.facts
+
+    @property
+    def _is_awake(self) -> bool:
+        views = self._p.table.views()
+        is_running = any(v.state is SlotState.SERVING and v.is_underway for v in views)
+        return is_running or self._p.clock.now() <= self._fresh_until
 
     def confirmed(self) -> None:
         """An answer of the server went by: it is there, and awake. Spares the next request a question."""
         if not self._is_doubtful:
-            self._confirmed_at = self._p.clock.now()
+            self._fresh_until = self._p.clock.now() + FRESH_SECONDS
 
     @property
     def _is_doubtful(self) -> bool:
@@ -164,13 +179,11 @@ class Watch:
             self._asking = self._p.tasks.spawn(self._ask(), name="ask the server")
         await asyncio.shield(self._asking)
 
-    async def emptied(self) -> None:
-        """A slot that should have held tokens held none: a sleep, another process, or volatile slots."""
-        epoch, began = self._p.table.epoch, self._p.clock.now()
-        await self.refresh()
-        has_answered = self._confirmed_at >= began
-        if has_answered and epoch == self._p.table.epoch:
-            self.found_volatile()
+    def emptied(self, slot: SlotId) -> None:
+        """A slot that an answer had filled held nothing: another process, a sleep, or volatile slots. Nothing
+        is granted until it is known which."""
+        self._emptied = slot
+        self.suspect()
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -189,7 +202,10 @@ class Watch:
         if isinstance(answer, Unavailable):
             self._unavailable(answer)
             return True
-        if self._is_same(answer):
+        is_same = self._is_same(answer) and not await self._slept_unseen()
+        if suspicions != self._suspicions:
+            return False
+        if is_same:
             self._still_there(answer)
         elif not await self._begin_epoch(answer, suspicions):
             return False
@@ -204,12 +220,31 @@ class Watch:
             return False
         if not props.is_sleeping and self._p.standing.facts.persistence.mode is PersistenceMode.UNKNOWN:
             return False  # first met asleep: now it can be asked what it allows
-        return known.is_sleeping or not props.is_sleeping
+        return not props.is_sleeping or (known.is_sleeping and not self._has_woken)
+
+    @property
+    def _has_woken(self) -> bool:
+        """Whether a server last seen asleep has answered a request since."""
+        return any(view.is_free and view.occupancy is not None for view in self._p.table.views())
+
+    async def _slept_unseen(self) -> bool:
+        """Whether a slot was found empty because the server slept, and our own save woke it.
+
+        `/props` does not show it, but then the slots are new; one only cleared still tells its last task.
+        """
+        if (slot := self._emptied) is None:
+            return False
+        infos = await self._p.client.slots()
+        if not isinstance(infos, Unavailable) and any(i.id == slot and i.id_task is None for i in infos):
+            return True
+        self._emptied = None
+        self.found_volatile()
+        return False
 
     def _still_there(self, props: Props) -> None:
         facts = self._p.standing.facts
         if not facts.state.has_slots or facts.props != props:
-            self._p.standing.set(props=props, **_as_is(replace(facts, props=props)))
+            self._p.standing.set(props=props, **as_it_answers(replace(facts, props=props)))
         self._is_suspect = False
         if self._p.standing.facts.pins:
             self._p.desk.resume()
@@ -240,13 +275,15 @@ class Watch:
         """Take up a new life of the server; False if doubt arose meanwhile."""
         known = self._p.standing.facts
         has_slept = props.is_sleeping and known.props is not None and known.props.identity == props.identity
+        self._emptied = None
         self._p.desk.suspend()
         self._p.registry.lost(v.occupant for v in self._p.table.views() if v.occupant)
         epoch = self._p.table.begin_epoch(props.total_slots)
         self._p.desk.epoch_began()
         self._p.process_changed()
         met = await self._p.introduction.meet(props, self._p.standing.facts)
-        is_volatile = (has_slept and known.is_volatile) or await self._clears_idle_slots(met)
+        was_volatile = met.is_volatile or (has_slept and known.is_volatile)
+        is_volatile = was_volatile or await self._clears_idle_slots(met)
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
         self._is_suspect = self._is_changed = False
@@ -336,6 +373,9 @@ class Watch:
         facts = self._p.standing.facts
         if facts.is_volatile:
             return
+        if facts.props is not None:
+            work = self._p.introduction.found_volatile(facts.props)
+            self._p.tasks.spawn(work, name="remember that slots are cleared")
         if facts.persistence.is_on:
             facts = replace(facts, is_volatile=True)
             self._p.table.found_volatile()
@@ -344,7 +384,7 @@ class Watch:
             facts = replace(facts, is_volatile=True, persistence=off, pins=False)
             self._p.desk.stop_pinning()
         self._p.standing.set(
-            is_volatile=True, persistence=facts.persistence, pins=facts.pins, **_as_is(facts)
+            is_volatile=True, persistence=facts.persistence, pins=facts.pins, **as_it_answers(facts)
         )
         self._p.emit(VolatileSlotsSeen(self._p.server, facts.advice))
 
@@ -357,13 +397,4 @@ def _facts(props: Props, met: Acquaintance) -> Facts:
         kind=met.kind,
         canary=met.canary,
     )
-    return replace(facts, **_as_is(facts))
-
-
-def _as_is(facts: Facts) -> dict[str, Any]:
-    """The state of a server that answers, and the reason for it."""
-    if facts.props is not None and facts.props.is_sleeping:
-        return {"state": ServerState.SLEEPING, "reason": ""}
-    is_off = facts.persistence.mode is PersistenceMode.OFF
-    state = ServerState.DEGRADED if is_off or facts.is_volatile else ServerState.HEALTHY
-    return {"state": state, "reason": facts.advice}
+    return replace(facts, **as_it_answers(facts))

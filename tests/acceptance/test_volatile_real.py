@@ -28,6 +28,7 @@ A_MOMENT = 0.2
 """Seconds between the last answer and the kill, as in `test_reuse`."""
 
 DEFAULTS = ("-c", str(4 * CONTEXT))
+WITHOUT_RAM_CACHE = (*DEFAULTS, "--cache-ram", "0")
 UNIFIED = ("-c", str(4 * CONTEXT), "-np", "4", "--kv-unified", "--no-cache-idle-slots")
 
 
@@ -53,6 +54,8 @@ async def _share_on_private_slots(model: Path) -> float:
     [
         pytest.param(DEFAULTS, 1, 0.01, id="defaults-1"),
         pytest.param(DEFAULTS, 4, None, id="defaults-4"),
+        pytest.param(WITHOUT_RAM_CACHE, 1, 0.006, id="without-ram-cache-1"),
+        pytest.param(WITHOUT_RAM_CACHE, 4, 0.006, id="without-ram-cache-4"),
         pytest.param(UNIFIED, 1, 0.006, id="unified-1"),
         pytest.param(UNIFIED, 4, 0.006, id="unified-4"),
     ],

@@ -40,6 +40,14 @@ class Life:
     ended: asyncio.Event
 
 
+class TooLate(asyncio.Protocol):
+    """A connection that was being accepted when the server died."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
 class FakeLlamaServer:
     """One server at one port over any number of lives. Keywords are fields of Setup or Faults."""
 
@@ -117,7 +125,7 @@ class FakeLlamaServer:
         await runner.setup()
         if runner.server is None:
             raise RuntimeError("aiohttp made no server")
-        listener = await self._listen(runner.server)
+        listener = await self._listen(runner.server, ended)
         self._engine = engine
         self._life = Life(engine, api, runner, listener, ended)
         self.lives += 1
@@ -170,11 +178,15 @@ class FakeLlamaServer:
         self.aborts += 1
         self._die(hard=True)
 
-    async def _listen(self, server: web.Server) -> asyncio.Server:
+    async def _listen(self, server: web.Server, ended: asyncio.Event) -> asyncio.Server:
         """A server of our own and not an aiohttp site: its socket can be closed without waiting."""
+
+        def protocol() -> asyncio.BaseProtocol:
+            return TooLate() if ended.is_set() else server()
+
         bound = socket.create_server((self.host, self.port), backlog=512)
         self.port = bound.getsockname()[1]
-        return await asyncio.get_running_loop().create_server(server, sock=bound, backlog=512)
+        return await asyncio.get_running_loop().create_server(protocol, sock=bound, backlog=512)
 
     def _die(self, *, hard: bool) -> None:
         life, self._life = self._life, None
@@ -183,16 +195,34 @@ class FakeLlamaServer:
         life.ended.set()
         life.api.slot_routes.stop()
         life.engine.stop()
-        life.listener.close()
+        _stop_listening(life.listener)
         if hard and life.runner.server is not None:
             reset_all(life.runner.server)
-        burial = asyncio.get_running_loop().create_task(life.runner.cleanup())
+        burial = asyncio.get_running_loop().create_task(_buried(life, hard=hard))
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
 
     async def _bury(self) -> None:
         if self._burials:
             await asyncio.gather(*self._burials)
+
+
+def _stop_listening(listener: asyncio.Server) -> None:
+    """Refuse whoever comes from now on. Not by `close`, which loses those that are just being accepted: they
+    would stand there unanswered for ever."""
+    for sock in listener.sockets:
+        asyncio.get_running_loop().remove_reader(sock)
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+async def _buried(life: Life, *, hard: bool) -> None:
+    # A connection that was accepted just before is only now made.
+    for _ in range(3):
+        await asyncio.sleep(0)
+    life.listener.close()
+    if hard and life.runner.server is not None:
+        reset_all(life.runner.server)
+    await life.runner.cleanup()
 
 
 async def serve(fake: FakeLlamaServer) -> None:

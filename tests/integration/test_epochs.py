@@ -13,6 +13,7 @@ import pytest
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome
 from kvproxy.telemetry.events import CheckpointEnded, ServerReady, VolatileSlotsSeen
+from kvproxy.upstream.watch import FRESH_SECONDS
 from tests.fakes.actions import Saved
 from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.proxy import House, KvProxy, house, make_settings
@@ -155,6 +156,56 @@ async def test_a_sleeping_server_is_not_woken_by_us_and_its_conversations_come_b
 
 def state_of(here: House) -> str:
     return here.proxy.runtime.standing.facts.state.value
+
+
+async def test_a_sleep_between_our_last_question_and_the_next_request_is_noticed(tmp_path: Path) -> None:
+    """That it was awake a moment ago, when nobody needed it, says nothing."""
+    async with house(tmp_path) as here:
+        a = Talk("alpha")
+        await saved(here, a)
+        await asyncio.sleep(FRESH_SECONDS)
+        await here.proxy.runtime.watch.refresh()
+        here.fake.sleep()
+        assert (await here.proxy.turn(a)).told == ("restored", None)
+
+
+async def test_a_server_that_sleeps_again_before_it_was_asked_has_lost_what_it_woke_for(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        a = Talk("alpha")
+        await saved(here, a)
+        here.fake.sleep()
+        await here.proxy.runtime.watch.refresh()
+        await here.proxy.turn(a)
+        here.fake.sleep()
+        await here.proxy.runtime.watch.refresh()
+        assert (await here.proxy.turn(a)).told == ("restored", None)
+
+
+async def test_a_sleeper_is_not_woken_by_a_checkpoint(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        await here.proxy.turn(Talk("alpha"))
+        await asyncio.sleep(FRESH_SECONDS)
+        here.fake.sleep()
+        here.forget_calls()
+        await here.proxy.admin("POST", "flush")
+        await here.proxy.at_rest()
+        assert here.deeds == []
+        assert state_of(here) == "sleeping"
+
+
+async def test_a_sleep_that_our_own_save_ends_is_a_new_life_and_no_clearing_of_slots(tmp_path: Path) -> None:
+    """It fell asleep and was woken within the second after its last answer, between two questions."""
+    async with house(tmp_path, slots=2) as here:
+        a, b = Talk("alpha"), Talk("beta")
+        await saved(here, a, b)
+        await here.proxy.turn(a)
+        here.fake.sleep()
+        await here.proxy.admin("POST", "flush")
+        await here.proxy.at_rest()
+        assert here.proxy.heard(VolatileSlotsSeen) == []
+        assert [(await here.proxy.turn(talk)).told for talk in (b, a)] == [("restored", None)] * 2
 
 
 async def test_a_server_that_was_asleep_from_the_start_is_used_once_it_wakes(tmp_path: Path) -> None:

@@ -180,6 +180,22 @@ async def test_a_server_that_was_used_before_is_found_out_as_well(tmp_path: Path
             assert answer.reused > answer.computed
 
 
+async def test_a_kvproxy_started_again_still_knows_a_server_whose_slots_hold_something(
+    tmp_path: Path,
+) -> None:
+    """It cannot be tried out, and two restores at once would clear each other."""
+    async with house(tmp_path, **VOLATILE) as here:
+        pair = [Talk("alpha"), Talk("beta")]
+        for talk in pair:
+            await here.proxy.turn(talk)
+        await here.proxy.at_rest()
+        await here.proxy.restart()
+        await here.proxy.ready()
+        assert here.proxy.runtime.standing.facts.is_volatile
+        answers = await asyncio.gather(*(here.proxy.turn(talk) for talk in pair))
+        assert not any(is_wrong(answer) for answer in answers)
+
+
 async def test_200_times_an_emptied_slot_never_replaces_a_snapshot(tmp_path: Path) -> None:
     async with house(tmp_path, **VOLATILE) as here:
         a = Talk("alpha", predict=4)

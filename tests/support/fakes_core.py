@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -439,7 +439,8 @@ class World:
         self.table = SlotTable(self.clock)
         self.registry = SessionRegistry(self.clock)
         self.changes = 0
-        self.emptied = 0
+        self.emptied: list[SlotId] = []
+        self.on_confirm: Callable[[], object] = lambda: None
         self.unable: list[str] = []
         self.tasks = TaskSet(lambda name, error: self.sink(TaskDied(name, error)))
         self.desk = LeaseDesk(
@@ -494,8 +495,12 @@ class World:
     def _changed(self) -> None:
         self.changes += 1
 
-    def _emptied(self) -> None:
-        self.emptied += 1
+    def _emptied(self, slot: SlotId) -> None:
+        self.emptied.append(slot)
+
+    async def confirm(self) -> None:
+        """The server is asked whether it is the same; `on_confirm` is what comes of it."""
+        self.on_confirm()
 
     def live(self, slots: int = 2) -> Epoch:
         """A new life of the server, its slots seen idle and blank."""

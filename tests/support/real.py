@@ -29,12 +29,13 @@ class LlamaServer:
     """One llama-server process at a time, on one port for all its lives; also an async context manager.
 
     `flags` come after the defaults and win over them. Without `slot_dir` slots cannot be saved. Without
-    `port` a free one is taken, without `binary` one is found or built.
+    `model` it is a router of those that its flags name. Without `port` a free one is taken, without `binary`
+    one is found or built.
     """
 
     def __init__(
         self,
-        model: Path,
+        model: Path | None,
         *flags: str,
         slot_dir: Path | None = None,
         port: int | None = None,
@@ -147,13 +148,14 @@ class LlamaServer:
 
     def __repr__(self) -> str:
         state = f"pid {self._process.pid}" if self.is_running and self._process else "not running"
-        return f"<LlamaServer {self.model.stem} at {self.base_url}, {state}>"
+        name = "router" if self.model is None else self.model.stem
+        return f"<LlamaServer {name} at {self.base_url}, {state}>"
 
     def _command(self) -> list[str]:
         binary = self._binary or _found_once()
         slots = ["--slot-save-path", str(self.slot_dir)] if self.slot_dir else []
-        model = ["--model", str(self.model), "--port", str(self.port)]
-        return [str(binary), *DEFAULT_FLAGS, *model, *slots, *self._flags]
+        model = ["--model", str(self.model)] if self.model else []
+        return [str(binary), *DEFAULT_FLAGS, *model, "--port", str(self.port), *slots, *self._flags]
 
     async def _healthy(self) -> None:
         async with self._session() as session:

@@ -59,7 +59,13 @@ class Room(World):
             files=cast(Any, self.files),
             actions=self.actions,
             rounds=Rounds(
-                self.table, self.desk, self.checkpointer, self.policy, self.actions.save_seconds, self.clock
+                self.table,
+                self.desk,
+                self.checkpointer,
+                self.policy,
+                self.actions.save_seconds,
+                self.clock,
+                self.confirm,
             ),
             preparer=self.preparer,
             keeper=self.keeper,

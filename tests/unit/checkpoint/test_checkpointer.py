@@ -234,7 +234,7 @@ class TestFailed:
 
         assert result.outcome is O.EMPTY
         assert (w.state(), w.occupant(), w.table.view(S0).is_blank) == ("idle", None, True)
-        assert w.emptied == 1
+        assert w.emptied == [S0]
         assert w.log == ["save 0", "delete"]
         assert w.actions.breaker_state is BreakerState.CLOSED
 

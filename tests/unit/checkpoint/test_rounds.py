@@ -35,6 +35,7 @@ class Room(World):
             self.policy,
             self.actions.save_seconds,
             self.clock,
+            self.confirm,
         )
 
     def triggers(self) -> list[tuple[int, Trigger]]:
@@ -74,6 +75,17 @@ class TestRound:
         room.clock.advance(1)
         await room.rounds.run_once()
         assert len(room.triggers()) == 2
+
+    async def test_a_server_that_has_fallen_asleep_meanwhile_is_not_woken_by_a_save(self) -> None:
+        room = Room()
+        room.house(0, stay(A))
+        room.clock.advance(30)
+        room.on_confirm = room.live
+
+        await room.rounds.run_once()
+
+        assert room.triggers() == []
+        assert room.log == []
 
     async def test_under_pressure_the_next_victim_is_saved_ahead(self) -> None:
         room = Room()

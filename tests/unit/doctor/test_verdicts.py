@@ -7,6 +7,7 @@ import pytest
 from kvproxy.doctor.check import Result
 from kvproxy.doctor.verdicts import (
     ALLOW_SLOTS,
+    NO_ROUTER,
     SET_KEY,
     SET_SAVE_PATH,
     judge_memory,
@@ -36,6 +37,7 @@ def test_a_server_that_tells_is_reached_and_recognised() -> None:
         (Obstacle.LOADING, [Result.OK, Result.UNUSABLE]),
         (Obstacle.UNAUTHORIZED, [Result.OK, Result.DEGRADED]),
         (Obstacle.UNSUPPORTED, [Result.OK, Result.UNUSABLE]),
+        (Obstacle.ROUTER, [Result.OK, Result.DEGRADED]),
         (Obstacle.NOT_LLAMA_SERVER, [Result.OK, Result.UNUSABLE]),
     ],
 )
@@ -46,6 +48,10 @@ def test_how_far_a_server_was_reached(reason: Obstacle, results: list[Result]) -
 
 def test_an_unknown_key_names_the_setting() -> None:
     assert judge_props("http://u", Unavailable(Obstacle.UNAUTHORIZED, "no"))[1].changes == (SET_KEY,)
+
+
+def test_a_router_is_told_how_to_be_one_server_for_each_model() -> None:
+    assert judge_props("http://u", Unavailable(Obstacle.ROUTER, "several"))[1].changes == (NO_ROUTER,)
 
 
 def test_slots_that_are_shown_are_counted() -> None:

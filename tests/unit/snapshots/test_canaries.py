@@ -98,3 +98,24 @@ async def test_the_oldest_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPa
     assert [again.life(name) is not None for name in "abc"] == [True, False, True]
     assert again.canary(again.name(ONE)) is None
     assert again.canary(again.name(OTHER)) == OTHER
+
+
+async def test_that_a_life_clears_idle_slots_is_kept_with_it(path: Path) -> None:
+    canaries = Canaries(path)
+    await canaries.remember(ONE, "clears", "")
+    await canaries.remember(ONE, "keeps", "")
+    assert await canaries.found_volatile("clears") is None
+    assert await canaries.found_volatile("never met") is None
+    await canaries.remember(OTHER, "clears", "[a]")
+    lives = [(await reopened(path)).life(name) for name in ("clears", "keeps", "never met")]
+    assert [life and life.is_volatile for life in lives] == [True, False, None]
+
+
+async def test_a_list_from_before_that_was_kept_is_still_read(path: Path) -> None:
+    canaries = Canaries(path)
+    await canaries.remember(ONE, "life", "")
+    path.write_text(path.read_text().replace(',\n   "is_volatile": false', ""))
+    assert "is_volatile" not in path.read_text()
+    life = (await reopened(path)).life("life")
+    assert life is not None
+    assert not life.is_volatile

@@ -146,6 +146,13 @@ class TestCanary:
         assert met.leftover.erase is not None
         late.end(Erased(1))
 
+    async def test_a_life_that_was_seen_to_clear_idle_slots_is_known_for_it(self) -> None:
+        room = Room()
+        assert not (await room.meet()).is_volatile
+        await room.introduction.found_volatile(PROPS)
+        assert (await room.meet(slots=FULL)).is_volatile
+        assert not (await room.meet(replace(PROPS, marker="<__media_2__>"))).is_volatile
+
     async def test_a_file_that_cannot_be_written_is_told(self, tmp_path: Path) -> None:
         room = Room(Canaries(tmp_path / "missing" / "canaries.json"))
         await room.meet()

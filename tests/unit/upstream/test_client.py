@@ -9,7 +9,7 @@ import pytest
 
 from kvproxy.identifiers import SlotId, SnapshotName
 from kvproxy.upstream import client as client_module
-from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.client import ROUTER_ADVICE, LlamaServer
 from kvproxy.upstream.replies import (
     ActionFailure,
     Completed,
@@ -78,6 +78,7 @@ async def test_props_are_asked_and_read(server: RawServer, connect: Connect) -> 
         (404, b"", Obstacle.NOT_LLAMA_SERVER, "HTTP 404"),
         (302, b"", Obstacle.NOT_LLAMA_SERVER, "HTTP 302"),
         (501, {"error": "--slots"}, Obstacle.UNSUPPORTED, "--slots"),
+        (200, {"role": "router", "max_instances": 4}, Obstacle.ROUTER, ROUTER_ADVICE),
         (200, b"hello", Obstacle.NOT_LLAMA_SERVER, "the answer to /props is not llama-server's"),
         (200, {"object": "list"}, Obstacle.NOT_LLAMA_SERVER, "the answer to /props is not llama-server's"),
     ],

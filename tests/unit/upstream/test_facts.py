@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kvproxy.upstream.facts import Facts, Persistence, PersistenceMode, ServerState, Standing
+from kvproxy.upstream.facts import (
+    Facts,
+    Persistence,
+    PersistenceMode,
+    ServerState,
+    Standing,
+    as_it_answers,
+)
 from tests.support.fakes_core import PROPS
 
 
@@ -45,3 +54,16 @@ def test_facts_are_replaced_and_those_read_before_stay_as_they_were() -> None:
 
     assert (before.state, standing.facts.state) == (ServerState.UNREACHABLE, ServerState.HEALTHY)
     assert standing.facts.persistence == before.persistence
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (Facts(props=PROPS), ServerState.HEALTHY),
+        (Facts(props=PROPS, is_volatile=True), ServerState.DEGRADED),
+        (Facts(props=PROPS, persistence=Persistence(PersistenceMode.OFF, "no")), ServerState.DEGRADED),
+        (Facts(props=replace(PROPS, is_sleeping=True), is_volatile=True), ServerState.SLEEPING),
+    ],
+)
+def test_a_server_that_answers_is_as_good_as_what_it_allows(facts: Facts, expected: ServerState) -> None:
+    assert as_it_answers(facts)["state"] is expected

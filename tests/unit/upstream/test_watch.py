@@ -23,7 +23,7 @@ from kvproxy.upstream.facts import (
     Standing,
 )
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, SlotInfo, Unavailable
-from kvproxy.upstream.watch import FRESH_SECONDS, Watch, WatchParts
+from kvproxy.upstream.watch import ASKED_SECONDS, FRESH_SECONDS, Watch, WatchParts
 from tests.support.fakes_core import (
     MAIN,
     PROPS,
@@ -39,6 +39,7 @@ from tests.support.fakes_core import (
 )
 from tests.support.proxy import eventually
 
+S0 = SlotId(0)
 OTHER = replace(PROPS, marker="<__media_2__>")
 ASLEEP = replace(PROPS, is_sleeping=True)
 LOADING = Unavailable(Obstacle.LOADING, "Loading model")
@@ -307,6 +308,29 @@ class TestSameLife:
         await room.ask(PROPS)
         assert (room.epoch, room.facts.state) == (before + 1, ServerState.HEALTHY)
 
+    async def test_one_that_woke_and_fell_asleep_again_between_two_questions_has_empty_slots(self) -> None:
+        room = await met()
+        await room.ask(ASLEEP)
+        before = room.epoch
+        await room.ask(ASLEEP)
+        assert room.epoch == before
+
+        room.house(0, stay(A))
+        await room.ask(ASLEEP)
+
+        assert (room.epoch, room.occupant(0)) == (before + 1, None)
+
+    async def test_one_that_is_just_being_woken_by_a_request_is_the_same(self) -> None:
+        room = await met()
+        await room.ask(ASLEEP)
+        before = room.epoch
+        lease = await room.desk.acquire(Want(Purpose.PINNED, A))
+        room.table.serve(lease.slot, lease.epoch, stay(A))
+
+        await room.ask(ASLEEP)
+
+        assert room.epoch == before
+
     async def test_a_slow_answer_is_no_loss_as_long_as_the_line_stands(self) -> None:
         room = await met()
         await room.ask(UNREACHABLE)
@@ -502,6 +526,15 @@ class TestVolatile:
         assert room.facts.state is ServerState.SLEEPING
         assert len(room.sink.of(VolatileSlotsSeen)) == 2
 
+    async def test_the_same_life_is_known_to_be_without_another_trial(self) -> None:
+        room = await met()
+        room.watch.found_volatile()
+        await settle()
+        seen = room.try_out(None)
+        room.watch.renew()
+        await room.ask(PROPS)
+        assert (room.facts.is_volatile, seen) == (True, [])
+
     async def test_it_is_tried_out_before_anything_is_granted(self) -> None:
         room = Room()
         seen = room.try_out(True)
@@ -536,23 +569,55 @@ class TestVolatile:
         await room.ask()
         assert seen == []
 
+    async def finds_empty(self, room: Room) -> None:
+        """It is found out why; until then nothing is granted."""
+        room.watch.emptied(S0)
+        assert not room.grants
+        await room.watch.refresh()
+
     async def test_an_empty_slot_of_the_same_life_is_the_proof(self) -> None:
         room = await met()
-        await room.watch.emptied()
-        assert room.facts.is_volatile
+        room.server.answer("slots", (idle(0, tokens=0, task=3), idle(1)))
+        await self.finds_empty(room)
+        assert (room.facts.is_volatile, room.grants) == (True, True)
+
+    async def test_an_empty_slot_that_has_run_nothing_was_slept_away(self) -> None:
+        room = await met()
+        before = room.epoch
+        room.server.answer("slots", (idle(0), idle(1)))
+        await self.finds_empty(room)
+        assert (room.epoch, room.facts.is_volatile, room.grants) == (before + 1, False, True)
+        await room.watch.refresh()
+        assert room.epoch == before + 1
 
     async def test_an_empty_slot_of_another_life_is_none(self) -> None:
         room = await met()
         room.server.answer("props", OTHER)
-        await room.watch.emptied()
+        await self.finds_empty(room)
         assert not room.facts.is_volatile
 
-    async def test_an_empty_slot_of_a_server_that_does_not_answer_is_none(self) -> None:
+    async def test_why_a_slot_is_empty_is_found_out_when_the_server_answers(self) -> None:
         room = await met()
-        room.clock.advance(5)
-        room.server.answer("props", UNREACHABLE)
-        await room.watch.emptied()
-        assert not room.facts.is_volatile
+        room.server.answer("slots", (idle(0, tokens=0, task=3), idle(1)))
+        room.server.answer("props", UNREACHABLE, PROPS)
+        await self.finds_empty(room)
+        assert (room.facts.is_volatile, room.grants) == (False, False)
+        await room.watch.refresh()
+        assert (room.facts.is_volatile, room.grants) == (True, True)
+
+    async def test_a_doubt_that_comes_while_it_is_found_out_wants_another_answer(self) -> None:
+        room = await met()
+        looked: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        room.server.answer("slots", looked)
+        room.server.answer("props", PROPS, OTHER)
+        room.watch.emptied(S0)
+        finding = asyncio.ensure_future(room.watch.refresh())
+        await settle()
+        room.watch.suspect()
+        room.server.answer("slots", (idle(0), idle(1)))
+        looked.set_result((idle(0, tokens=0, task=3), idle(1)))
+        await finding
+        assert room.facts.props == OTHER
 
 
 class TestConfirming:
@@ -562,17 +627,37 @@ class TestConfirming:
         await room.watch.confirm()
         return room.log.count("props")
 
-    async def test_what_was_asked_a_moment_ago_is_not_asked_again(self) -> None:
+    async def test_what_a_request_has_asked_a_moment_ago_it_does_not_ask_again(self) -> None:
         room = await met()
-        room.clock.advance(FRESH_SECONDS)
+        assert await self.confirms(room) == 1
+        room.clock.advance(ASKED_SECONDS)
         assert await self.confirms(room) == 0
         room.clock.advance(0.001)
+        assert await self.confirms(room) == 1
+
+    async def test_what_was_asked_for_nobody_spares_no_request_a_question(self) -> None:
+        """The server may have fallen asleep since: the question did not keep it awake."""
+        room = await met()
+        await room.ask(PROPS)
         assert await self.confirms(room) == 1
 
     async def test_an_answer_that_went_by_spares_the_next_request_a_question(self) -> None:
         room = await met()
         room.clock.advance(5)
         room.watch.confirmed()
+        room.clock.advance(FRESH_SECONDS)
+        assert await self.confirms(room) == 0
+        room.clock.advance(0.001)
+        assert await self.confirms(room) == 1
+
+    async def test_a_server_that_runs_something_for_us_is_awake(self) -> None:
+        room = await met()
+        room.clock.advance(5)
+        lease = await room.desk.acquire(Want(Purpose.PINNED, A))
+        room.table.serve(lease.slot, lease.epoch, stay(A))
+        assert await self.confirms(room) == 1
+        room.clock.advance(5)
+        room.table.launched(lease.slot, lease.epoch)
         assert await self.confirms(room) == 0
 
     @pytest.mark.parametrize(
