@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kvproxy.identifiers import Owner, SnapshotName
+from kvproxy.slotfile.layout import Layout, read_layout, read_token_ids
 from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of, make_durable
-from kvproxy.snapshots.layout import Layout, read_layout, read_token_ids
 from kvproxy.snapshots.manifest import FileIdentity, Generation, digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import is_of, is_ours

@@ -12,7 +12,7 @@ import aiohttp
 import gguf
 import pytest
 
-from kvproxy.snapshots.layout import AttentionBlock, Layout, read_layout, read_token_ids
+from kvproxy.slotfile.layout import AttentionBlock, Layout, read_layout, read_token_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.gguf import read_model_traits
 from scripts import models

@@ -11,7 +11,7 @@ from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotF
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import new_name
 from kvproxy.upstream.replies import Saved
-from tests.unit.snapshots.layout_samples import attention, slot_file
+from tests.unit.slotfile.samples import attention, slot_file
 from tests.unit.snapshots.samples import OWNER, generation, packed_file, put
 
 DATA = packed_file([5, 6, 7])
