@@ -38,6 +38,7 @@ _REASONS = {
     RestoreOutcome.SNAPSHOT_INVALID: Reason.SNAPSHOT_INVALID,
     RestoreOutcome.DOES_NOT_FIT: Reason.NOT_WORTH_IT,
     RestoreOutcome.NOT_EXTENDED: Reason.PREFIX_DIVERGED,
+    RestoreOutcome.WINDOW_SHUT: Reason.NOT_WORTH_IT,
     RestoreOutcome.BREAKER_OPEN: Reason.BREAKER_OPEN,
     RestoreOutcome.OFF: Reason.PERSISTENCE_OFF,
 }

@@ -43,11 +43,12 @@ async def set_stage(tiny_llama: Path, tmp_path: Path) -> AsyncIterator[SetStage]
             settings: tuple[str, ...] = (),
             is_visible: bool = True,
             is_tapped: bool = True,
+            model: Path = tiny_llama,
             slot_dir: Path = tmp_path / "slots",
             state_dir: Path = tmp_path / "state",
         ) -> Stage:
             slot_dir.mkdir(exist_ok=True)
-            llama = LlamaServer(tiny_llama, *flags, slot_dir=slot_dir)
+            llama = LlamaServer(model, *flags, slot_dir=slot_dir)
             await stack.enter_async_context(llama)
             tap = await stack.enter_async_context(Wiretap(llama.port))
             seen = slot_dir if is_visible else None
