@@ -166,6 +166,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "cli.purge",
         "cli.flush",
         "cli.gc",
+        "cli.inspect",
         "__main__",
     ),
 }

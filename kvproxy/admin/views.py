@@ -116,6 +116,7 @@ def _generation_view(one: Generation) -> Json:
         "bytes": one.size_bytes,
         "revision": one.revision,
         "saved_at": one.saved_at,
+        "origin": None if one.origin is None else one.origin.model_dump(mode="json"),
         "sha256": one.sha256,
         "valid": one.is_valid,
         "invalid_reason": one.invalid_reason,
