@@ -386,6 +386,6 @@ class Runtime:
                 settings.sessions.headers,
                 settings.server.max_body_bytes,
                 is_draining=lambda: self.is_draining,
-                needs_documents=lambda: self.shaper.is_needed,
+                needs_documents=lambda: self.shaper.is_needed or self.restorer.cutter.is_wanted,
             )
         )

@@ -49,15 +49,23 @@ class Cutter:
         self.least_seconds = least_seconds
         self._names: set[SnapshotName] = set()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether requests have to be understood for this: a full slot would take long enough to restore."""
+        facts = self._p.standing.facts
+        full = int((facts.n_ctx or 0) * self._p.actions.bytes_per_token)
+        return self._is_possible and self._takes_long(full)
+
     def names_in_flight(self) -> frozenset[SnapshotName]:
         """Cuts that are being made or restored; no manifest will ever name them."""
         return frozenset(self._names)
 
     async def cut(self, generation: Generation, asked: Asked | None) -> Cut | None:
         """What to restore of `generation` for the request; None for all of it. `discard` must follow."""
-        if asked is None or not self._may_pay(generation):
+        if asked is None or not (self._is_possible and self._takes_long(generation.size_bytes)):
             return None
-        ids = await prompt_ids(self._p.client, asked.label, asked.document, timeout=self._seconds(generation))
+        patience = max(LEAST_SECONDS, self._seconds(generation.size_bytes))
+        ids = await prompt_ids(self._p.client, asked.label, asked.document, timeout=patience)
         if isinstance(ids, NoBoundary):
             return None
         shared = await self._p.files.shared_tokens(generation.name, ids)
@@ -71,16 +79,19 @@ class Cutter:
             return None
         return Cut(name, found.tokens, found.size_bytes)
 
-    def _may_pay(self, generation: Generation) -> bool:
+    @property
+    def _is_possible(self) -> bool:
         facts = self._p.standing.facts
         if not facts.kind.may_roll_back or facts.fingerprint is None or not self._p.files.is_visible:
             return False
-        is_allowed = self._p.alterations.may(Alteration.PREFIX_CUT, facts.fingerprint)
-        return is_allowed and self._seconds(generation) >= self.least_seconds
+        return self._p.alterations.may(Alteration.PREFIX_CUT, facts.fingerprint)
 
-    def _seconds(self, generation: Generation) -> float:
-        """How long to restore all of it is thought to take."""
-        return generation.size_bytes / self._p.actions.restore_rate.bytes_per_second
+    def _takes_long(self, size_bytes: int) -> bool:
+        return self._seconds(size_bytes) >= self.least_seconds
+
+    def _seconds(self, size_bytes: int) -> float:
+        """How long a restore of so much is thought to take."""
+        return size_bytes / self._p.actions.restore_rate.bytes_per_second
 
     async def discard(self, cut: Cut) -> None:
         """The server is done with it."""

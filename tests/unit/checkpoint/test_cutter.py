@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvproxy.boundary.turn import Asked
@@ -13,7 +15,7 @@ from kvproxy.snapshots.manifest import Manifest
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import Warned
 from kvproxy.upstream.replies import ActionFailure, Fault, Obstacle, Restored, Unavailable
-from tests.support.fakes_core import FINGERPRINT, A, Late, World, generation_of, manifest_of, settle
+from tests.support.fakes_core import FINGERPRINT, PROPS, A, Late, World, generation_of, manifest_of, settle
 
 S0 = SlotId(0)
 GIGABYTE = 1 << 30
@@ -186,3 +188,18 @@ async def test_one_that_was_reused_is_not() -> None:
     w.restorer.proofs.proved(S0, A, Verdict.CONFIRMED)
     await settle()
     assert w.alterations.may(Alteration.PREFIX_CUT, FINGERPRINT)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "bytes_per_token", "wanted"),
+    [(8192, 65_536, True), (8192, 1_000, False), (None, 65_536, False), (100_000, 1_000, True)],
+)
+def test_requests_are_understood_where_a_full_slot_takes_long(
+    n_ctx: int | None, bytes_per_token: int, wanted: bool
+) -> None:
+    w = world()
+    w.actions.learn(1, bytes_per_token)
+    w.standing.set(props=replace(PROPS, n_ctx=n_ctx))
+    assert w.restorer.cutter.is_wanted is wanted
+    w.standing.set(kind=MemoryKind.HYBRID)
+    assert not w.restorer.cutter.is_wanted
