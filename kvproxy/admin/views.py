@@ -55,6 +55,7 @@ def server_view(
             "kind": facts.kind,
             "may_roll_back": facts.kind.may_roll_back,
             "needs_boundary": facts.kind.needs_boundary,
+            "window_opened": facts.window.opened,
         },
         "volatile_slots": facts.is_volatile,
         "breaker": breaker,

@@ -13,6 +13,7 @@ from kvproxy.boundary.continuations import NoBoundary
 from kvproxy.boundary.prefix import LEAST_TOKENS, prompt_ids
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.parts import Parts
+from kvproxy.checkpoint.room import MARGIN_BYTES
 from kvproxy.identifiers import SnapshotName
 from kvproxy.slotfile.prefix import Uncut
 from kvproxy.snapshots.alterations import Alteration
@@ -70,6 +71,9 @@ class Cutter:
             return None
         shared = await self._p.files.shared_tokens(generation.name, ids)
         if shared is None or not is_worth_cutting(shared, generation.tokens):
+            return None
+        free = await self._p.files.free_bytes()
+        if free is not None and free < generation.size_bytes // COST + MARGIN_BYTES:
             return None
         name = new_name(self._p.store.owner)
         self._names.add(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvproxy.checkpoint.parts import Parts
+from kvproxy.checkpoint.room import MARGIN_BYTES
 from kvproxy.errors import ErrorCode
 from kvproxy.identifiers import SnapshotName
 from kvproxy.slotfile.window import Closed
@@ -44,14 +45,14 @@ class Opener:
         """Copies that no manifest names yet."""
         return frozenset(self._names)
 
-    async def open(self, name: SnapshotName, fingerprint: Fingerprint) -> Written:
+    async def open(self, name: SnapshotName, size_bytes: int, fingerprint: Fingerprint) -> Written:
         """The snapshot `name` of a server of `fingerprint` as it is to be published. `landed` must follow."""
         facts = self._p.standing.facts
         if facts.window.opened is None or facts.fingerprint != fingerprint:
             return Written(name)
         copy = new_name(self._p.store.owner)
         self._names.add(copy)
-        refusal = await self._p.files.open_window(name, copy, facts.window.opened)
+        refusal = await self._copy(name, copy, size_bytes, facts.window.opened)
         if refusal is None:
             self._is_told = False
             return Written(copy, Origin(alteration=Alteration.WINDOW_EDIT, name=name))
@@ -59,6 +60,15 @@ class Opener:
         if refusal is not Closed.NO_WINDOW:  # no token has left it yet: nothing is amiss
             self._tell(refusal)
         return Written(name)
+
+    async def _copy(
+        self, name: SnapshotName, copy: SnapshotName, size_bytes: int, window: int
+    ) -> Closed | None:
+        """A disk that is filled to the brim is everybody's trouble: what may not fit is not begun."""
+        free = await self._p.files.free_bytes()
+        if free is not None and free < size_bytes + MARGIN_BYTES:
+            return Closed.NO_ROOM
+        return await self._p.files.open_window(name, copy, window)
 
     def landed(self, written: Written) -> None:
         """The file was published, or deleted."""

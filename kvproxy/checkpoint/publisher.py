@@ -106,7 +106,7 @@ class Publisher:
         return result
 
     async def _publish(self, job: Job, attempt: Attempt[Saved], saved: Saved) -> Checkpoint:
-        written = await self.opener.open(job.name, job.fingerprint)
+        written = await self.opener.open(job.name, saved.size_bytes, job.fingerprint)
         try:
             return await self._publish_file(job, written, attempt, saved)
         finally:

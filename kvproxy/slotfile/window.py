@@ -37,6 +37,8 @@ class Closed(StrEnum):
     """Cells are missing, or one was moved already."""
     MEDIA = "media"
     """Pictures or sound, or positions of several parts: places and tokens are not the same there."""
+    NO_ROOM = "no-room"
+    """A copy is not known to fit on the disk."""
     NOT_WRITTEN = "not-written"
     """The copy could not be made."""
 

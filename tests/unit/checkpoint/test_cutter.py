@@ -127,7 +127,7 @@ async def test_only_full_attention_is_cut(kind: MemoryKind) -> None:
 
 
 async def test_nothing_is_cut_where_it_cannot_be_done() -> None:
-    for change in ("invisible", "no request", "not rendered", "not cut", "not allowed"):
+    for change in ("invisible", "no request", "not rendered", "not cut", "not allowed", "no room"):
         w, asked = world(), ASKED
         w.server.answer("restore", Restored(1000, 5000))
         if change == "invisible":
@@ -136,6 +136,8 @@ async def test_nothing_is_cut_where_it_cannot_be_done() -> None:
             asked = None  # type: ignore[assignment]
         elif change == "not rendered":
             w.server.answer("render", Unavailable(Obstacle.UNREACHABLE, "gone"))
+        elif change == "no room":
+            w.files.free = [GIGABYTE // 3]
         elif change == "not cut":
             w.files.uncut = Uncut.NOT_WRITTEN
         else:

@@ -4,6 +4,7 @@ import pytest
 
 from kvproxy.checkpoint.opener import Written
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
+from kvproxy.checkpoint.room import MARGIN_BYTES
 from kvproxy.identifiers import SlotId
 from kvproxy.slotfile.window import Closed
 from kvproxy.snapshots.alterations import Alteration
@@ -63,11 +64,11 @@ async def test_what_another_server_saved_is_left_as_it_is() -> None:
     w = world()
     other = Fingerprint.from_dict({"model_path": "/models/two.gguf", "build": "b11434"})
     name = new_name(OWNER)
-    assert await w.checkpointer.publisher.opener.open(name, other) == Written(name)
+    assert await w.checkpointer.publisher.opener.open(name, 5000, other) == Written(name)
     assert w.files.made == []
 
 
-@pytest.mark.parametrize("refusal", [one for one in Closed if one is not Closed.NO_WINDOW])
+@pytest.mark.parametrize("refusal", [one for one in Closed if one not in (Closed.NO_WINDOW, Closed.NO_ROOM)])
 async def test_a_window_that_cannot_be_opened_is_told_once_and_the_snapshot_kept(refusal: Closed) -> None:
     w = world()
     w.files.shut = refusal
@@ -78,6 +79,14 @@ async def test_a_window_that_cannot_be_opened_is_told_once_and_the_snapshot_kept
     assert refusal in told.message
     assert published(w).origin is None
     assert w.checkpointer.names_in_flight() == set()
+
+
+async def test_a_copy_that_may_not_fit_on_the_disk_is_not_begun() -> None:
+    w = world()
+    w.files.free = [10 * MARGIN_BYTES, MARGIN_BYTES + 4999]
+    assert await save(w) is CheckpointOutcome.PUBLISHED
+    assert w.files.made == []
+    assert "no-room" in w.sink.of(Warned)[0].message
 
 
 async def test_a_conversation_that_fits_the_window_is_no_trouble() -> None:
