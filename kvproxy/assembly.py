@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.clock import Clock
 from kvproxy.identifiers import SnapshotName
-from kvproxy.settings.model import CheckpointSettings
+from kvproxy.settings.model import CheckpointSettings, Settings
+from kvproxy.snapshots.alterations import Alteration, Alterations
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.watch import Watch
 
@@ -41,6 +42,14 @@ def sentinel_of(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Se
         on_connect=watch.nudge,
         clock=clock,
     )
+
+
+def alterations_of(settings: Settings) -> Alterations:
+    """What may be done to snapshot files at the first server: nothing where we do not see them."""
+    if settings.upstreams[0].snapshot_dir is None:
+        return Alterations(frozenset())
+    edits = {Alteration.WINDOW_EDIT} if settings.restore.window_edit == "auto" else set()
+    return Alterations(frozenset({Alteration.PREFIX_CUT, *edits}))
 
 
 def policy_of(settings: CheckpointSettings) -> CheckpointPolicy:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvproxy.admin.app import AdminFace, AdminParts
-from kvproxy.assembly import Scratch, policy_of, sentinel_of
+from kvproxy.assembly import Scratch, alterations_of, policy_of, sentinel_of
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -32,6 +32,7 @@ from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import Settings
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
@@ -187,6 +188,7 @@ class Runtime:
             self.clock,
             on_foreign=lambda slots: self.watch.found_foreign(slots),
         )
+        self.alterations = alterations_of(settings)
         self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
         self.watch = Watch(
             WatchParts(
@@ -207,6 +209,7 @@ class Runtime:
                     setting=kind_of_setting(upstream.memory_kind),
                     scratch=Scratch(lambda: new_name(self.store.owner), lambda name: self.files.delete(name)),
                     obstacle=lambda: self.standing.obstacle,
+                    opens_windows=lambda present: self.alterations.may(Alteration.WINDOW_EDIT, present),
                 ),
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
@@ -263,6 +266,7 @@ class Runtime:
             slots_changed=self.desk.changed,
             emptied=self.watch.emptied,
             unable=self.watch.found_unable,
+            alterations=self.alterations,
         )
         self.policy = policy_of(settings.checkpoint)
         self.shaper = Shaper(parts)
@@ -303,7 +307,7 @@ class Runtime:
             settings.retention,
             self.clock,
             self.bus.emit,
-            self.checkpointer.names_in_flight,
+            lambda: self.checkpointer.names_in_flight() | self.restorer.cutter.names_in_flight(),
         )
         self.checkpointer.publisher.published = self.keeper.look
         self.checkpointer.room.make_room = self.keeper.collect
@@ -385,6 +389,6 @@ class Runtime:
                 settings.sessions.headers,
                 settings.server.max_body_bytes,
                 is_draining=lambda: self.is_draining,
-                needs_documents=lambda: self.shaper.is_needed,
+                needs_documents=lambda: self.shaper.is_needed or self.restorer.cutter.is_wanted,
             )
         )

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "kvproxy"
 # A module imports from its own floor or from below, never from above.
 # New module: add its name (without "kvproxy.") to the lowest floor that holds all it imports.
 FLOORS: dict[int, tuple[str, ...]] = {
-    0: ("identifiers", "errors", "clock"),  # words
+    0: ("identifiers", "errors", "clock", "token_ids"),  # words
     1: (  # rules: values and decisions, nothing that waits, reads or knows the time
         "settings.address",
         "settings.model",
@@ -49,6 +49,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "snapshots.manifest",
         "snapshots.memory_kind",
         "snapshots.names",
+        "snapshots.alterations",
         "snapshots.retention",
         "proxy.rewrite",
         "proxy.stays",
@@ -87,12 +88,15 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "upstream.gguf",
         "snapshots.atomic",
         "snapshots.opened",
-        "snapshots.head",
+        "slotfile.head",
+        "slotfile.source",
+        "slotfile.blocks",
+        "slotfile.layout",
+        "slotfile.copying",
+        "slotfile.window",
+        "slotfile.prefix",
         "snapshots.canaries",
         "snapshots.checks",
-        "snapshots.layout",
-        "snapshots.layout_blocks",
-        "snapshots.layout_source",
         "snapshots.files",
         "snapshots.state_dir",
         "snapshots.store",
@@ -105,6 +109,8 @@ FLOORS: dict[int, tuple[str, ...]] = {
     4: (  # deeds: what kvproxy does, step by step
         "checkpoint.actions",
         "checkpoint.candidates",
+        "checkpoint.opener",
+        "checkpoint.cutter",
         "checkpoint.parts",
         "checkpoint.preparer",
         "checkpoint.rounds",
@@ -161,6 +167,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "cli.purge",
         "cli.flush",
         "cli.gc",
+        "cli.inspect",
         "__main__",
     ),
 }

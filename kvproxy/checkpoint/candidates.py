@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.identifiers import SessionKey
+from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.compatibility import Compatible, Differs, Identity, compare
 from kvproxy.snapshots.fingerprint import CANARY_FIELD, Fingerprint
-from kvproxy.snapshots.manifest import Manifest, generation_to_restore
+from kvproxy.snapshots.manifest import Generation, Manifest, generation_to_restore
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.store import SnapshotStore
+from kvproxy.upstream.facts import Facts
 
 REFUSED_BUILD = "build: the server refused a snapshot of it"
 
@@ -63,6 +66,19 @@ class Chooser:
             return Identity(saved, canaries[0]), Identity(present, canaries[1])
         plain = [one.without(CANARY_FIELD) for one in (saved, present)]
         return Identity(plain[0], canaries[0]), Identity(plain[1], canaries[1])
+
+
+def serves(generation: Generation, facts: Facts, saved: Fingerprint) -> bool:
+    """Whether the server would go on from a generation as far as its sliding window is concerned. `saved` is
+    what the server was when it saved it.
+
+    An opened window is right where the same server still needs it: it is given to no other. One as the
+    server wrote it is of no use to a server that was seen to reuse none.
+    """
+    if generation.alteration is Alteration.WINDOW_EDIT:
+        is_same = facts.fingerprint is not None and facts.fingerprint.digest == saved.digest
+        return is_same and facts.window.opened is not None
+    return facts.kind is not MemoryKind.SLIDING_WINDOW or facts.window.is_whole is not False
 
 
 def _rank(manifest: Manifest, present: Fingerprint) -> tuple[int, bool]:

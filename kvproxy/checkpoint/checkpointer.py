@@ -112,7 +112,7 @@ class Checkpointer:
 
     def names_in_flight(self) -> set[SnapshotName]:
         """Files that are being written, or may be by a save past its deadline, and have no manifest yet."""
-        return set(self._names)
+        return self._names | self.publisher.opener.names_in_flight()
 
     def may_save(self, key: SessionKey) -> bool:
         """Whether this session's work is to be kept, on this server."""

@@ -66,6 +66,8 @@ class RestoreOutcome(StrEnum):
     DOES_NOT_FIT = "does_not_fit"
     NOT_EXTENDED = "not_extended"
     """The prompt leaves the snapshot before its end, and the memory cannot roll back."""
+    WINDOW_SHUT = "window_shut"
+    """What is saved has a sliding window that this server would not go on from."""
     NO_ROOM = "no_room"
     """The server's memory was full of other slots. It says the same of a file that it cannot read."""
     REFUSED = "refused"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.checkpoint.actions import SlotActions
@@ -12,6 +12,7 @@ from kvproxy.identifiers import Epoch, ServerName, SlotId
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.alterations import Alterations
 from kvproxy.snapshots.files import SnapshotFiles
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
@@ -45,6 +46,7 @@ class Parts:
     emptied: Callable[[SlotId], None]
     """Called when a slot that should have held tokens held none."""
     unable: Unable
+    alterations: Alterations = field(default_factory=lambda: Alterations(frozenset()))
 
     @property
     def is_serving(self) -> bool:

@@ -38,6 +38,7 @@ _REASONS = {
     RestoreOutcome.SNAPSHOT_INVALID: Reason.SNAPSHOT_INVALID,
     RestoreOutcome.DOES_NOT_FIT: Reason.NOT_WORTH_IT,
     RestoreOutcome.NOT_EXTENDED: Reason.PREFIX_DIVERGED,
+    RestoreOutcome.WINDOW_SHUT: Reason.NOT_WORTH_IT,
     RestoreOutcome.BREAKER_OPEN: Reason.BREAKER_OPEN,
     RestoreOutcome.OFF: Reason.PERSISTENCE_OFF,
 }
@@ -65,11 +66,26 @@ class Preparer:
         """The preparation of a slot that is ready as it is; None if there is something to do."""
         if session is None or lease.is_void:
             return None
-        view = self._p.table.view(lease.slot)
-        return Preparation(Outcome.RESIDENT) if view.occupant == session.key else None
+        if self._p.table.view(lease.slot).occupant != session.key:
+            return None
+        self._forget_request(session)
+        return Preparation(Outcome.RESIDENT)
 
     async def prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         """Make the slot of `lease` ready for `session` (None: for a request that owns nothing)."""
+        try:
+            return await self._prepare(lease, session)
+        finally:
+            if session is not None:
+                self._forget_request(session)
+
+    def _forget_request(self, session: Session) -> None:
+        """Once it is known what to restore for a request, its document is of use only where the slot may
+        have to be brought back to it; one is held for each session."""
+        if self._p.standing.facts.kind.may_roll_back:
+            session.asked = None
+
+    async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         if lease.is_void:
             return self._cold(lease, session, Reason.SERVER_RESTARTED)
         occupant = self._p.table.view(lease.slot).occupant

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvproxy.checkpoint.actions import Attempt
+from kvproxy.checkpoint.opener import Opener, Written
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, SnapshotName
@@ -65,6 +66,7 @@ class Publisher:
         self._p = parts
         self._on_end = on_end
         self._running: dict[SessionKey, _Running] = {}
+        self.opener = Opener(parts)
         self.published: Callable[[], None] = lambda: None
         """Called after each publication: retention looks whether something must go."""
 
@@ -104,32 +106,40 @@ class Publisher:
         return result
 
     async def _publish(self, job: Job, attempt: Attempt[Saved], saved: Saved) -> Checkpoint:
-        check = await self._p.files.make_durable(job.name)
+        written = await self.opener.open(job.name, saved.size_bytes, job.fingerprint)
+        try:
+            return await self._publish_file(job, written, attempt, saved)
+        finally:
+            self.opener.landed(written)
+
+    async def _publish_file(
+        self, job: Job, written: Written, attempt: Attempt[Saved], saved: Saved
+    ) -> Checkpoint:
+        check = await self._p.files.make_durable(written.name)
         if job.ids_digest is None and self._p.standing.facts.kind.is_append_only:
             job = replace(job, ids_digest=await self._p.files.ids_digest(job.name))
         if not check.is_ok:
-            return await self._failed(job, attempt, CheckpointOutcome.STORE_FAILED, check.reason)
-        result = await self._p.store.publish(self._publication(job, saved, check))
+            return await self._failed(written, attempt, check.reason)
+        result = await self._p.store.publish(self._publication(job, written, saved, check))
         if not isinstance(result, Published):
-            return await self._failed(job, attempt, CheckpointOutcome.STORE_FAILED, result.reason)
+            return await self._failed(written, attempt, result.reason)
         self._p.actions.judge(attempt, well=True)
         self._p.table.checkpointed(job.slot, job.epoch, job.session, job.occupancy.revision)
         if (session := self._p.registry.find(job.session)) is not None:
             session.revision = max(session.revision, job.occupancy.revision)
-        self._p.tasks.spawn(self._afterwards(job, check, result), name="digest")
+        self._p.tasks.spawn(self._afterwards(job, written, check, result), name="digest")
         return Checkpoint(CheckpointOutcome.PUBLISHED, saved.tokens, saved.size_bytes)
 
-    async def _failed(
-        self, job: Job, attempt: Attempt[Saved], outcome: CheckpointOutcome, reason: str
-    ) -> Checkpoint:
+    async def _failed(self, written: Written, attempt: Attempt[Saved], reason: str) -> Checkpoint:
         self._p.actions.judge(attempt, well=False, reason=reason)
-        await self._p.files.delete(job.name)
-        return Checkpoint(outcome, detail=reason)
+        for name in written.names:
+            await self._p.files.delete(name)
+        return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=reason)
 
-    def _publication(self, job: Job, saved: Saved, check: FileCheck) -> Publication:
+    def _publication(self, job: Job, written: Written, saved: Saved, check: FileCheck) -> Publication:
         session = self._p.registry.find(job.session)
         generation = Generation(
-            name=job.name,
+            name=written.name,
             tokens=saved.tokens,
             size_bytes=saved.size_bytes,
             revision=job.occupancy.revision,
@@ -137,6 +147,7 @@ class Publisher:
             slot=job.slot,
             form="boundary" if job.occupancy.is_boundary else "plain",
             ids_digest=job.ids_digest,
+            origin=written.origin,
             identity=check.identity,
         )
         return Publication(
@@ -148,11 +159,11 @@ class Publisher:
             generation=generation,
         )
 
-    async def _afterwards(self, job: Job, check: FileCheck, published: Published) -> None:
+    async def _afterwards(self, job: Job, written: Written, check: FileCheck, published: Published) -> None:
         """Drop the files that were superseded, and hash the new one."""
-        for name in published.superseded:
+        for name in (*published.superseded, *written.names[1:]):
             await self._p.files.delete(name)
         self.published()
-        digest = await self._p.files.digest(job.name, check.identity)
+        digest = await self._p.files.digest(written.name, check.identity)
         if digest is not None:
-            await self._p.store.amend(job.session, job.fingerprint, job.name, sha256=digest)
+            await self._p.store.amend(job.session, job.fingerprint, written.name, sha256=digest)

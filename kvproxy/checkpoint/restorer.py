@@ -10,22 +10,25 @@ without the mark the next request would restore the same file for ever.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.boundary.continuations import NoBoundary
 from kvproxy.boundary.prefix import prompt_ids
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.actions import ERASE_SECONDS, Attempt, NotStarted
-from kvproxy.checkpoint.candidates import Chooser
+from kvproxy.checkpoint.candidates import Chooser, serves
+from kvproxy.checkpoint.cutter import Cut, Cutter
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.proofs import Proofs, Restore
-from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
+from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, SnapshotName, short
 from kvproxy.slots.slot import Occupancy
+from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.manifest import Generation, Manifest, digest_of_ids, generation_to_restore
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted
+from kvproxy.upstream.facts import Facts
 from kvproxy.upstream.replies import ActionFailure, Fault, Restored
 
 RENDER_SECONDS = 5.0
@@ -58,6 +61,24 @@ class _Job:
     present: Fingerprint
     """The server's, which may be another build."""
     generation: Generation
+    cut: Cut | None = None
+    """What is restored in its place."""
+
+    @property
+    def file(self) -> SnapshotName:
+        return self.cut.name if self.cut else self.generation.name
+
+    @property
+    def tokens(self) -> int:
+        return self.cut.tokens if self.cut else self.generation.tokens
+
+    @property
+    def size_bytes(self) -> int:
+        return self.cut.size_bytes if self.cut else self.generation.size_bytes
+
+    @property
+    def alteration(self) -> Alteration | None:
+        return Alteration.PREFIX_CUT if self.cut else self.generation.alteration
 
     @property
     def is_of_another_build(self) -> bool:
@@ -74,6 +95,7 @@ class Restorer:
         self._verify = verify
         self._timeout_seconds = timeout_seconds
         self.proofs = Proofs(parts)
+        self.cutter = Cutter(parts)
         self.about_to_restore: Callable[[SlotId], Awaitable[None]] = _nothing
         """Called before a slot's content changes without the server counting a task."""
 
@@ -95,7 +117,10 @@ class Restorer:
             return Restoration(RestoreOutcome.NOT_EXTENDED, detail=obstacle)
         began = self._p.clock.now()
         self._p.emit(RestoreStarted(self._p.server, slot, short(key)))
+        job = replace(job, cut=await self.cutter.cut(job.generation, asked))
         result = await self._run(job, base)
+        if result.outcome is not RestoreOutcome.TIMED_OUT:
+            await self._discard_cut(job)
         self._tell(slot, key, result, self._p.clock.now() - began)
         return result
 
@@ -123,17 +148,21 @@ class Restorer:
         candidates = self._chooser.candidates(key, facts.fingerprint)
         refusal = Restoration(candidates.outcome, detail=candidates.detail)
         for manifest in candidates.manifests:
-            found = await self._generation_of(manifest, facts.n_ctx)
+            found = await self._generation_of(manifest, facts)
             if isinstance(found, Generation):
                 return _Job(slot, epoch, key, manifest.fingerprint, facts.fingerprint, found)
             refusal = found
         return refusal
 
-    async def _generation_of(self, manifest: Manifest, n_ctx: int | None) -> Generation | Restoration:
+    async def _generation_of(self, manifest: Manifest, facts: Facts) -> Generation | Restoration:
         """The newest one that nothing is wrong with. Those that are found to be damaged are marked."""
-        key, fingerprint = manifest.key, manifest.fingerprint
+        key, fingerprint, n_ctx = manifest.key, manifest.fingerprint, facts.n_ctx
         left: Manifest | None = manifest
-        while left is not None and (generation := generation_to_restore(left)) is not None:
+
+        def is_of_use(one: Generation) -> bool:
+            return serves(one, facts, fingerprint)
+
+        while left is not None and (generation := generation_to_restore(left, is_of_use)) is not None:
             if n_ctx is not None and generation.tokens > n_ctx:
                 detail = f"{generation.tokens} tokens do not fit {n_ctx}"
                 return Restoration(RestoreOutcome.DOES_NOT_FIT, detail=detail)
@@ -142,6 +171,10 @@ class Restorer:
                 return generation
             await self._p.store.invalidate(key, fingerprint, generation.name, reason)
             left = self._p.store.find(key, fingerprint)
+        if left is not None and generation_to_restore(left) is not None:
+            return Restoration(
+                RestoreOutcome.WINDOW_SHUT, detail="this server would not go on from its window"
+            )
         return Restoration(RestoreOutcome.SNAPSHOT_INVALID)
 
     async def _obstacle(self, generation: Generation, asked: Asked | None) -> str | None:
@@ -196,7 +229,7 @@ class Restorer:
             self._p.table.not_restored(job.slot, job.epoch, is_blank=False)
             return Restoration(RestoreOutcome.STORE_FAILED, detail=failure.reason)
         attempt = await self._p.actions.run(
-            lambda: self._p.client.start_restore(job.slot, job.generation.name),
+            lambda: self._p.client.start_restore(job.slot, job.file),
             self._deadline(job),
             lambda fate: self._late(job, fate),
         )
@@ -204,6 +237,10 @@ class Restorer:
         if not attempt.timed_out:
             await self._p.store.clear_restoring(job.generation.name)
         return result
+
+    async def _discard_cut(self, job: _Job) -> None:
+        if job.cut is not None:
+            await self.cutter.discard(job.cut)
 
     async def _clear_draft(self, job: _Job) -> Restoration | None:
         """Erase first where a draft model runs ahead: its memory is not in the file, and would stay that of
@@ -224,8 +261,8 @@ class Restorer:
         return self._p.actions.deadline(
             self._p.actions.restore_rate,
             self._timeout_seconds,
-            tokens=job.generation.tokens,
-            size_bytes=job.generation.size_bytes,
+            tokens=job.tokens,
+            size_bytes=job.size_bytes,
             others_run=self._p.is_serving,
         )
 
@@ -238,7 +275,7 @@ class Restorer:
             )
         if isinstance(result, ActionFailure):
             return await self._failed(job, attempt, result)
-        if result.tokens != job.generation.tokens:
+        if result.tokens != job.tokens:
             return await self._implausible(job, attempt, result)
         self._p.actions.judge(attempt, well=True)
         return self._restored(job, result, base)
@@ -252,7 +289,10 @@ class Restorer:
         if not self._p.table.restored(job.slot, job.epoch, occupancy):
             return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
         self._p.store.touch(job.key, job.fingerprint)
-        self.proofs.expect(job.slot, Restore(job.epoch, job.key, job.fingerprint, job.generation.name))
+        name = job.generation.name
+        self.proofs.expect(
+            job.slot, Restore(job.epoch, job.key, job.fingerprint, job.present, name, job.alteration)
+        )
         return Restoration(RestoreOutcome.RESTORED, result.tokens, result.size_bytes)
 
     async def _failed(self, job: _Job, attempt: Attempt[Restored], failure: ActionFailure) -> Restoration:
@@ -278,7 +318,7 @@ class Restorer:
             # Its own build may well take it: it is the file format that has changed.
             self._chooser.refused(job.fingerprint, job.present)
         elif is_refusal:
-            await self._invalidate(job, f"the server refused it: {failure.message}")
+            await self._blame(job, f"the server refused it: {failure.message}")
         # A file the server does not like says nothing about whether restoring works.
         self._p.actions.judge(attempt, well=None if is_refusal else False, reason=failure.message)
         return Restoration(RestoreOutcome.REFUSED, detail=failure.message)
@@ -288,11 +328,18 @@ class Restorer:
         return all(view.is_blank for view in self._p.table.views() if view.id != job.slot)
 
     async def _implausible(self, job: _Job, attempt: Attempt[Restored], result: Restored) -> Restoration:
-        detail = f"the server restored {result.tokens} tokens of {job.generation.tokens}"
+        detail = f"the server restored {result.tokens} tokens of {job.tokens}"
         self._p.table.not_restored(job.slot, job.epoch, is_blank=result.tokens == 0)
-        await self._invalidate(job, detail)
+        await self._blame(job, detail)
         self._p.actions.judge(attempt, well=None)
         return Restoration(RestoreOutcome.IMPLAUSIBLE, detail=detail)
+
+    async def _blame(self, job: _Job, reason: str) -> None:
+        """What was restored is not right: the cut, if it was one, else the snapshot."""
+        if job.cut is not None:
+            self._p.alterations.missed(Alteration.PREFIX_CUT, job.present)
+        else:
+            await self._invalidate(job, reason)
 
     async def _invalidate(self, job: _Job, reason: str) -> None:
         await self._p.store.invalidate(job.key, job.fingerprint, job.generation.name, reason)
@@ -310,6 +357,7 @@ class Restorer:
         if _died(fate):
             await self._invalidate(job, DIED)
         await self._p.store.clear_restoring(job.generation.name)
+        await self._discard_cut(job)
 
 
 async def _nothing(slot: SlotId) -> None:

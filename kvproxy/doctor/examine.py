@@ -9,10 +9,10 @@ from typing import Any
 from kvproxy.doctor import findings, traits, verdicts
 from kvproxy.doctor.check import Check, Report, Result, blocks, degraded, skipped
 from kvproxy.doctor.directories import check_state_dir
-from kvproxy.doctor.probe import LEAST_CONTEXT, Probe, Probed, empty_slots
+from kvproxy.doctor.probe import LEAST_CONTEXT, Probe, Probed, empty_slots, window_to_probe
 from kvproxy.settings.model import Settings
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
-from kvproxy.snapshots.memory_kind import kind_from, kind_of_setting
+from kvproxy.snapshots.memory_kind import MemoryKind, kind_from, kind_of_setting
 from kvproxy.upstream.acquaintance import traits_of
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import Props, SlotInfo, Unavailable
@@ -48,6 +48,8 @@ class _Examination:
             ServerOwnedFiles() if self._directory is None else SharedDirectory(self._directory)
         )
         self._checks: list[Check] = []
+        self._kind = MemoryKind.UNKNOWN
+        self._window: int | None = None
 
     async def run(self, *, wants_probe: bool) -> Report:
         answer = await self._client.props(QUESTION_SECONDS)
@@ -79,7 +81,9 @@ class _Examination:
     async def _look_at_memory(self, props: Props, meta: Mapping[str, Any]) -> Check:
         traits = await traits_of(props, meta)
         setting = kind_of_setting(self._settings.upstreams[0].memory_kind)
-        return verdicts.judge_memory(kind_from(None, traits.kind if traits else None, setting))
+        self._kind = kind_from(None, traits.kind if traits else None, setting)
+        self._window = traits.sliding_window if traits else None
+        return verdicts.judge_memory(self._kind)
 
     async def _probe(
         self, props: Props | Unavailable, slots: tuple[SlotInfo, ...] | None, *, wants_probe: bool
@@ -94,8 +98,14 @@ class _Examination:
             self._checks.append(degraded(findings.PROBE, TOO_FULL))
         else:
             # The last ones: the first slots are the likeliest to be wanted while we look.
-            return await Probe(self._client, self._files, empty[-1], next(iter(empty[:-1]), None)).run()
+            neighbour = next(iter(empty[:-1]), None)
+            window = window_to_probe(self._window if self._edits else None, props.n_ctx)
+            return await Probe(self._client, self._files, empty[-1], neighbour, window).run()
         return None
+
+    @property
+    def _edits(self) -> bool:
+        return self._settings.restore.window_edit == "auto"
 
     def _can_act(self) -> bool:
         return not blocks(self._checks) and all(
@@ -107,6 +117,8 @@ class _Examination:
             self._checks += findings.judge_probe(probed)
             if not probed.trouble:
                 self._checks += (traits.judge_memory(probed), traits.judge_mode(probed))
+        if not isinstance(props, Unavailable):
+            self._judge_alterations(probed)
         if (leftover := findings.judge_leftover(probed) if probed else None) is not None:
             self._checks.append(leftover)
         self._checks.append(
@@ -118,6 +130,13 @@ class _Examination:
         )
         if probed is not None and isinstance(props, Props):
             await self._judge_room(props, probed)
+
+    def _judge_alterations(self, probed: Probed | None) -> None:
+        shown = probed.extended.kind if probed is not None and probed.extended is not None else None
+        known = verdicts.Alterable(
+            kind_from(shown, self._kind, None), self._window, self._files.is_visible, self._edits
+        )
+        self._checks += (verdicts.judge_window_edit(known), verdicts.judge_prefix_cut(known))
 
     async def _judge_room(self, props: Props, probed: Probed) -> None:
         self._checks.append(findings.judge_idle_slots(probed, props.total_slots))

@@ -80,6 +80,10 @@ def _judge_reuse(survivals: list[Survival]) -> Check | None:
         detail = f"restore reports success and reuses nothing: {_share(done[0])} (a sliding-window model?)"
         return degraded(REUSE, detail, WHOLE_WINDOW)
     if len(done) > 1 and not _is_reused(done[1]):
+        if done[0].is_opened:
+            return passed(
+                REUSE, f"restore works: {_share(done[0])} reused, its window opened in the snapshot"
+            )
         detail = (
             f"restore works for an exact continuation ({_share(done[0])}), but reuses {_share(done[1])} "
             "where the client rewrites its last turn (a recurrent or hybrid model?)"

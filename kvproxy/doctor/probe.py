@@ -3,6 +3,8 @@
 Twice, because models differ in what they can go on from. First the next prompt extends exactly what was
 saved. Then the saved slot ends in tokens the model made, and the next prompt has others in their place, as
 when a client sends the reply back in its own words: recurrent state cannot be turned back to before them.
+
+A sliding window that kvproxy would open in its snapshots (see `slotfile.window`) is opened here too.
 """
 
 from __future__ import annotations
@@ -28,15 +30,20 @@ from kvproxy.upstream.replies import (
 PROMPT_TOKENS = 600
 TURN_TOKENS = 32
 REPLY_TOKENS = 8
-NEEDED_TOKENS = PROMPT_TOKENS + 2 * TURN_TOKENS
-LEAST_CONTEXT = NEEDED_TOKENS + REPLY_TOKENS + 1
+LEAST_CONTEXT = PROMPT_TOKENS + 2 * TURN_TOKENS + REPLY_TOKENS + 1
+
+BEYOND_WINDOW_TOKENS = 88
+"""A window can be opened once tokens have left it."""
+LONGEST_WINDOW = 4096
+"""To fill a longer one would take minutes on a slow machine."""
 
 COMPLETION_SECONDS = 300.0
 """A prompt of 600 tokens at 2 tokens a second: slower than anyone would serve."""
 ACTION_SECONDS = 60.0
 
-_LINES = 300
-"""Tokenisers make 7 to 40 tokens of a line."""
+_LEAST_LINES = 300
+_LEAST_TOKENS_OF_A_LINE = 7
+"""Tokenisers make up to 40 of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,8 @@ class Survival:
     answer: Completed | Unavailable | None = None
     kind: MemoryKind = MemoryKind.UNKNOWN
     """The kind of memory that the file shows."""
+    is_opened: bool = False
+    """Whether a copy with an open window was restored in its place."""
 
     @property
     def came_through(self) -> bool:
@@ -83,11 +92,29 @@ def empty_slots(slots: Sequence[SlotInfo]) -> tuple[SlotId, ...]:
     return tuple(slot.id for slot in slots if not slot.is_processing and not slot.n_prompt_tokens)
 
 
+def prompt_tokens(window: int | None) -> int:
+    """How long the probe's prompt is for a `window` that is to be opened."""
+    return PROMPT_TOKENS if window is None else max(PROMPT_TOKENS, window + BEYOND_WINDOW_TOKENS)
+
+
+def window_to_probe(window: int | None, n_ctx: int | None) -> int | None:
+    """The window to open in the probe; None where that would take too long a prompt."""
+    if window is None or window > LONGEST_WINDOW:
+        return None
+    needed = LEAST_CONTEXT - PROMPT_TOKENS + prompt_tokens(window)
+    return window if n_ctx is None or needed <= n_ctx else None
+
+
 class Probe:
     """Uses `slot`, and `neighbour` if there is one; both must be idle and empty, and are empty after."""
 
     def __init__(
-        self, client: LlamaServer, files: SnapshotFiles, slot: SlotId, neighbour: SlotId | None
+        self,
+        client: LlamaServer,
+        files: SnapshotFiles,
+        slot: SlotId,
+        neighbour: SlotId | None,
+        window: int | None = None,
     ) -> None:
         self._client = client
         self._files = files
@@ -95,25 +122,29 @@ class Probe:
         self._neighbour = neighbour
         self._owner = new_owner()
         self._name = new_name(self._owner)
+        self._window = window
+        self._prompt_tokens = prompt_tokens(window)
+        self._copies: list[SnapshotName] = []
         self._has_file = False
         self._is_stuck = False
 
     async def run(self) -> Probed:
         # The name makes each probe's text its own: the server may remember an earlier one in memory, and
         # its reuse would look like a restore.
-        tokens = await self._client.tokenize(_text(self._name))
+        needed = self._prompt_tokens + 2 * TURN_TOKENS
+        tokens = await self._client.tokenize(_text(self._name, needed))
         if isinstance(tokens, Unavailable):
             return Probed(f"POST /tokenize: {tokens.message}")
-        if len(tokens) < NEEDED_TOKENS:
+        if len(tokens) < needed:
             return Probed(f"the probe's text has only {len(tokens)} tokens here")
         try:
-            probed = await self._prove(tokens[:NEEDED_TOKENS])
+            probed = await self._prove(tokens[:needed])
         finally:
             leftover = await self._tidy()
         return replace(probed, leftover=leftover)
 
     async def _prove(self, tokens: Sequence[int]) -> Probed:
-        opening, turn = tokens[:PROMPT_TOKENS], tokens[: PROMPT_TOKENS + TURN_TOKENS]
+        opening, turn = tokens[: self._prompt_tokens], tokens[: self._prompt_tokens + TURN_TOKENS]
         first = await self._complete(self._slot, opening)
         if isinstance(first, Unavailable):
             return Probed(f"POST /completion: {first.message}")
@@ -138,19 +169,28 @@ class Probe:
         survival = replace(survival, file=file, kind=kind)
         if saved.tokens < 1:
             return survival
-        restored = await self._erase_and_restore()
-        survival = replace(survival, restored=restored)
+        name = await self._opened()
+        restored = await self._erase_and_restore(name)
+        survival = replace(survival, restored=restored, is_opened=name != self._name)
         self._is_stuck = survival.timed_out
         if isinstance(restored, ActionFailure):
             return survival
         answer = await self._complete(self._slot, following, n_predict=n_predict)
         return replace(survival, answer=answer)
 
-    async def _erase_and_restore(self) -> Restored | ActionFailure:
+    async def _opened(self) -> SnapshotName:
+        """A copy with an open window; the file itself where there is no window to open."""
+        copy = new_name(self._owner)
+        if self._window is None or await self._files.open_window(self._name, copy, self._window) is not None:
+            return self._name
+        self._copies.append(copy)
+        return copy
+
+    async def _erase_and_restore(self, name: SnapshotName) -> Restored | ActionFailure:
         erased = await self._client.start_erase(self._slot).wait(ACTION_SECONDS)
         if isinstance(erased, ActionFailure):
             return replace(erased, message=f"erase: {erased.message}")
-        return await self._client.start_restore(self._slot, self._name).wait(ACTION_SECONDS)
+        return await self._client.start_restore(self._slot, name).wait(ACTION_SECONDS)
 
     async def _disturb(self, prompt: Sequence[int]) -> bool | None:
         """Whether a request in the neighbour empties the probed slot."""
@@ -173,6 +213,8 @@ class Probe:
         """Leave slots and directory as they were; the name of what must stay."""
         if self._is_stuck:  # one action at a time: the next could wait for ever behind it
             return self._name
+        for copy in self._copies:
+            await self._files.delete(copy)
         for slot in (self._slot, self._neighbour):
             if slot is not None:
                 await self._client.start_erase(slot).wait(ACTION_SECONDS)
@@ -187,6 +229,7 @@ class Probe:
         return is_seen and await self._files.delete(self._name)
 
 
-def _text(salt: str) -> str:
-    lines = (f"Line {number}: {number * 37 % 101} sheep went by." for number in range(_LINES))
+def _text(salt: str, tokens: int) -> str:
+    count = max(_LEAST_LINES, tokens // _LEAST_TOKENS_OF_A_LINE + 1)
+    lines = (f"Line {number}: {number * 37 % 101} sheep went by." for number in range(count))
     return "\n".join((salt, *lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from kvproxy.doctor.check import Change, Check, degraded, passed, skipped, unusable
@@ -16,6 +17,8 @@ SLOTS_API = "slots API"
 SAVE_PATH = "save path"
 SLOTS = "slots"
 MEMORY = "memory"
+WINDOW_EDIT = "window edit"
+PREFIX_CUT = "prefix cut"
 
 AUTOMATIC_SLOTS = 4
 """What llama-server takes without -np; it then shares one KV cache among them and clears idle slots."""
@@ -105,9 +108,45 @@ def judge_memory(kind: MemoryKind) -> Check:
     return passed(MEMORY, f"{kind}: {_MEANING[kind]}")
 
 
+@dataclass(frozen=True, slots=True)
+class Alterable:
+    """What is known of the files: `window` is that of a model whose window slides, in tokens; `edits` is the
+    setting `restore.window_edit`."""
+
+    kind: MemoryKind
+    window: int | None
+    is_visible: bool
+    edits: bool
+
+
+def judge_window_edit(known: Alterable) -> Check:
+    """Whether the windows of snapshots are opened where the server does not run with `--swa-full`."""
+    if known.kind is not MemoryKind.SLIDING_WINDOW:
+        return skipped(WINDOW_EDIT, "does not apply: no sliding window was seen")
+    if not known.edits:
+        return skipped(WINDOW_EDIT, "switched off (restore.window_edit)")
+    if not known.is_visible:
+        return skipped(WINDOW_EDIT, "cannot be done: upstreams[].snapshot_dir is not set")
+    if known.window is None:
+        return skipped(WINDOW_EDIT, "not done: the model file is not seen here, or its window does not slide")
+    opened = f"the window of {known.window} tokens is opened in a copy of each snapshot"
+    return passed(WINDOW_EDIT, f"applies: {opened}, unless the server runs with --swa-full")
+
+
+def judge_prefix_cut(known: Alterable) -> Check:
+    """Whether long snapshots are cut to what a prompt shares with them."""
+    if not known.kind.may_roll_back:
+        return skipped(PREFIX_CUT, "does not apply: only full attention can be cut")
+    if not known.is_visible:
+        return skipped(PREFIX_CUT, "cannot be done: upstreams[].snapshot_dir is not set")
+    return passed(
+        PREFIX_CUT, "applies: a restore reads only what a prompt shares, where that is much quicker"
+    )
+
+
 _MEANING = {
     MemoryKind.FULL: "a snapshot serves whatever begins as it does",
-    MemoryKind.SLIDING_WINDOW: "a snapshot serves an exact continuation, and with --swa-full only",
+    MemoryKind.SLIDING_WINDOW: "a snapshot serves an exact continuation, with --swa-full or an opened window",
     MemoryKind.HYBRID: "a snapshot serves an exact continuation",
     MemoryKind.RECURRENT: "a snapshot serves an exact continuation",
 }

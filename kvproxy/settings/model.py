@@ -190,6 +190,10 @@ class RestoreSettings(Section):
     accept_other_builds: bool = Field(
         True, description="Restore what another build of llama-server saved, if the model computes the same."
     )
+    window_edit: Literal["auto", "off"] = Field(
+        "auto",
+        description="Open the sliding window in a copy of each snapshot where that makes it reusable.",
+    )
     timeout_seconds: float = Field(
         30,
         gt=0,

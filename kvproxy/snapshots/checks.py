@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
+from kvproxy.slotfile.head import HEAD_BYTES, parse_head
 from kvproxy.snapshots.atomic import sync_directory
-from kvproxy.snapshots.head import HEAD_BYTES, parse_head
 from kvproxy.snapshots.manifest import FileIdentity, Generation
 from kvproxy.snapshots.opened import open_regular
 from kvproxy.upstream.replies import Saved

@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Collection
+from array import array
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from kvproxy.identifiers import Owner, SnapshotName
+from kvproxy.slotfile.layout import Layout, read_layout, read_token_ids
+from kvproxy.slotfile.prefix import Prefix, Uncut, cut_prefix
+from kvproxy.slotfile.window import Closed, open_window
 from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of, make_durable
-from kvproxy.snapshots.layout import Layout, read_layout, read_token_ids
 from kvproxy.snapshots.manifest import FileIdentity, Generation, digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import is_of, is_ours
+from kvproxy.token_ids import shared_length
 from kvproxy.upstream.replies import Saved
 
 __all__ = ["FileCheck", "ServerOwnedFiles", "SharedDirectory", "SnapshotFiles"]
@@ -65,6 +69,18 @@ class SnapshotFiles(Protocol):
         """The kind of memory that the file shows; UNKNOWN if it shows none."""
         ...
 
+    async def shared_tokens(self, name: SnapshotName, ids: Sequence[int]) -> int | None:
+        """How many tokens at its beginning the file has in common with `ids`; None if it cannot be read."""
+        ...
+
+    async def open_window(self, name: SnapshotName, copy: SnapshotName, window: int) -> Closed | None:
+        """Make `copy` of `name`, its sliding window of `window` tokens open; None if that was done."""
+        ...
+
+    async def cut_prefix(self, name: SnapshotName, cut: SnapshotName, tokens: int) -> Prefix | Uncut:
+        """Make `cut`, a snapshot of the first `tokens` of those in `name`."""
+        ...
+
     async def free_bytes(self) -> int | None:
         """Room for more; None if not known."""
         ...
@@ -102,6 +118,15 @@ class ServerOwnedFiles:
 
     async def kind_of(self, name: SnapshotName) -> MemoryKind:
         return MemoryKind.UNKNOWN
+
+    async def shared_tokens(self, name: SnapshotName, ids: Sequence[int]) -> int | None:
+        return None
+
+    async def open_window(self, name: SnapshotName, copy: SnapshotName, window: int) -> Closed | None:
+        return Closed.NOT_UNDERSTOOD
+
+    async def cut_prefix(self, name: SnapshotName, cut: SnapshotName, tokens: int) -> Prefix | Uncut:
+        return Uncut.NOT_UNDERSTOOD
 
     async def free_bytes(self) -> int | None:
         return None
@@ -145,6 +170,15 @@ class SharedDirectory:
         layout = await asyncio.to_thread(read_layout, self.path / name)
         return layout.kind if isinstance(layout, Layout) else MemoryKind.UNKNOWN
 
+    async def shared_tokens(self, name: SnapshotName, ids: Sequence[int]) -> int | None:
+        return await asyncio.to_thread(_shared_tokens, self.path / name, ids)
+
+    async def open_window(self, name: SnapshotName, copy: SnapshotName, window: int) -> Closed | None:
+        return await asyncio.to_thread(open_window, self.path / name, self.path / copy, window)
+
+    async def cut_prefix(self, name: SnapshotName, cut: SnapshotName, tokens: int) -> Prefix | Uncut:
+        return await asyncio.to_thread(cut_prefix, self.path / name, self.path / cut, tokens)
+
     async def free_bytes(self) -> int | None:
         return await asyncio.to_thread(_free_bytes, self.path)
 
@@ -155,6 +189,11 @@ class SharedDirectory:
 def _ids_digest(path: Path) -> str | None:
     ids = read_token_ids(path)
     return None if ids is None else digest_of_ids(ids)
+
+
+def _shared_tokens(path: Path, ids: Sequence[int]) -> int | None:
+    stored = read_token_ids(path, len(ids))
+    return None if stored is None else shared_length(stored, array("i", ids))
 
 
 def _delete(path: Path) -> bool:

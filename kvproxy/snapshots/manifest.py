@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from kvproxy.identifiers import Revision, ServerName, SessionKey, SlotId, SnapshotName
+from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.names import NAME_PATTERN
 
@@ -53,6 +54,9 @@ class _Closed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+_SnapshotNameField = Annotated[SnapshotName, Field(pattern=f"^{NAME_PATTERN}$")]
+
+
 class FileIdentity(_Closed):
     """Tells without reading whether a file is still the one that was checked. Times are nanoseconds."""
 
@@ -63,10 +67,17 @@ class FileIdentity(_Closed):
     ctime_ns: int
 
 
+class Origin(_Closed):
+    """Where a file comes from that the server did not write itself: `name` is the file it was made of."""
+
+    alteration: Annotated[Alteration, Field(strict=False)]
+    name: _SnapshotNameField
+
+
 class Generation(_Closed):
     """One KV file. `identity` and `sha256` are None where the directory is not visible or not yet hashed."""
 
-    name: Annotated[SnapshotName, Field(pattern=f"^{NAME_PATTERN}$")]
+    name: _SnapshotNameField
     tokens: Annotated[int, Field(gt=0)]
     size_bytes: Annotated[int, Field(gt=0)]
     revision: Annotated[Revision, Field(ge=0)]
@@ -78,6 +89,8 @@ class Generation(_Closed):
     """As the answer left the slot, or where the reply began."""
     ids_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Of the token ids, by which it is known whether a prompt extends them (see `digest_of_ids`)."""
+    origin: Origin | None = None
+    """None as the server wrote it."""
     identity: FileIdentity | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     invalid_reason: str | None = None
@@ -85,6 +98,10 @@ class Generation(_Closed):
     @property
     def is_valid(self) -> bool:
         return self.invalid_reason is None
+
+    @property
+    def alteration(self) -> Alteration | None:
+        return None if self.origin is None else self.origin.alteration
 
 
 class Manifest(_Closed):
@@ -142,9 +159,11 @@ def _first_complaint(error: ValidationError) -> str:
     return f"{where}: {complaint['msg']}" if where else complaint["msg"]
 
 
-def generation_to_restore(manifest: Manifest) -> Generation | None:
-    """The newest valid generation."""
-    return next((one for one in manifest.generations if one.is_valid), None)
+def generation_to_restore(
+    manifest: Manifest, serves: Callable[[Generation], bool] = lambda _: True
+) -> Generation | None:
+    """The newest valid generation of those that `serves` says are of use."""
+    return next((one for one in manifest.generations if one.is_valid and serves(one)), None)
 
 
 def with_generation(manifest: Manifest, name: SnapshotName, **changes: Any) -> Manifest:

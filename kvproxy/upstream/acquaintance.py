@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from kvproxy.upstream.facts import (
     Facts,
     Persistence,
     PersistenceMode,
+    WindowFacts,
 )
 from kvproxy.upstream.gguf import ModelTraits, read_model_traits
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, SlotInfo, Unavailable
@@ -68,6 +69,7 @@ class Acquaintance:
     leftover: Leftover | None = None
     is_volatile: bool = False
     """It was seen before that this life clears idle slots."""
+    window: WindowFacts = field(default_factory=WindowFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class Scratch(Protocol):
 
 
 class Introduction:
-    """`setting` is the operator's word on the memory kind; `obstacle` says why we cannot keep anything."""
+    """`setting` is the operator's word on the memory kind; `obstacle` says why we cannot keep anything, and
+    `opens_windows` whether a sliding window may be opened in snapshots of such a server."""
 
     def __init__(
         self,
@@ -108,6 +111,7 @@ class Introduction:
         setting: MemoryKind | None,
         scratch: Scratch,
         obstacle: Callable[[], str] = lambda: "",
+        opens_windows: Callable[[Fingerprint], bool] = lambda _: False,
     ) -> None:
         self._client = client
         self._canaries = canaries
@@ -116,6 +120,7 @@ class Introduction:
         self._setting = setting
         self._scratch = scratch
         self._obstacle = obstacle
+        self._opens_windows = opens_windows
 
     async def meet(self, props: Props, known: Facts) -> Acquaintance:
         """`known` are the facts of the life before, which may be the same process."""
@@ -156,7 +161,9 @@ class Introduction:
         """What is known of the same process stands; another one is asked when it wakes."""
         is_same = known.props is not None and known.props.identity == props.identity
         if is_same and known.fingerprint is not None:
-            return Acquaintance(known.persistence, known.fingerprint, known.kind, known.canary)
+            return Acquaintance(
+                known.persistence, known.fingerprint, known.kind, known.canary, window=known.window
+            )
         known_as = _life_of(props)
         life = self._canaries.life(known_as) if known_as is not None else None
         name = life.canary if life else stand_in(secrets.token_hex(NAME_DIGITS // 2))
@@ -225,22 +232,25 @@ class Introduction:
             canary=name,
         )
         kind = kind_from(None, traits.kind if traits else None, self._setting)
-        persistence = told.persistence
-        if kind is MemoryKind.SLIDING_WINDOW and persistence.is_on and computed.leftover is None:
-            persistence = await self._prove_window(persistence, computed.slots)
-        return Acquaintance(persistence, fingerprint, kind, name, computed.slots, computed.leftover)
+        persistence, window = told.persistence, WindowFacts()
+        if kind is MemoryKind.SLIDING_WINDOW and persistence.is_on:
+            is_whole = await self._is_window_whole(computed)
+            length = traits.sliding_window if traits else None
+            is_opened = not is_whole and self._opens_windows(fingerprint)
+            window = WindowFacts(length if is_opened else None, is_whole)
+            if is_whole is False and window.opened is None:
+                persistence = Persistence(PersistenceMode.OFF, WINDOW_ADVICE)
+        return Acquaintance(persistence, fingerprint, kind, name, computed.slots, computed.leftover, window)
 
-    async def _prove_window(
-        self, persistence: Persistence, slots: tuple[SlotInfo, ...] | Unavailable
-    ) -> Persistence:
-        """Whether a restored window is reused; where no slot is empty the answers will have to tell."""
-        slot = slot_for_canary(slots)
+    async def _is_window_whole(self, computed: _Computed) -> bool | None:
+        """Whether a restored window is reused as it is; where no slot is empty that cannot be tried."""
+        slot = None if computed.leftover else slot_for_canary(computed.slots)
         if slot is None:
-            return persistence
+            return None
         name = self._scratch.new_name()
         reuse = await probe_reuse(self._client, slot, name)
         await self._scratch.delete(name)
-        return Persistence(PersistenceMode.OFF, WINDOW_ADVICE) if reuse is Reuse.NOTHING else persistence
+        return {Reuse.WORKS: True, Reuse.NOTHING: False}.get(reuse)
 
 
 async def traits_of(props: Props, meta: Mapping[str, Any]) -> ModelTraits | None:

@@ -33,6 +33,11 @@ WINDOWED_WITHOUT_KEY = frozenset({"gemma2", "llama4"})
 FULL_WITHOUT_KEY = frozenset({"afmoe", "gemma3", "mellum", "olmo2", "plamo3", "smallthinker"})
 
 CHUNKED = frozenset({"llama4"})
+"""Their window starts anew at every multiple of its size; those of all the others here slide, and none looks
+ahead."""
+
+WINDOW_WITHOUT_KEY = {"gemma2": 4096}
+"""In tokens."""
 
 FULL = frozenset(
     """
@@ -63,6 +68,13 @@ def kind_of(
     if architecture in FULL and not has_layers_without_kv:
         return MemoryKind.FULL
     return MemoryKind.UNKNOWN
+
+
+def sliding_window_of(architecture: str, window: int | None) -> int | None:
+    """Tokens of a window that is known to slide over the tokens before; None for any other, or none."""
+    if architecture not in WINDOWED or architecture in CHUNKED:
+        return None
+    return window or (WINDOW_WITHOUT_KEY.get(architecture) if window is None else None)
 
 
 def _windowed(architecture: str, window: int | None) -> MemoryKind:

@@ -23,6 +23,10 @@ WINDOW_ADVICE = (
     "the model has a sliding window, of which nothing is reused after a restore: "
     "start llama-server with --swa-full"
 )
+WINDOW_MISSED = (
+    "the model has a sliding window, which was opened in a snapshot and yet not reused after its restore: "
+    "start llama-server with --swa-full"
+)
 SAVE_PATH_ADVICE = "start llama-server with --slot-save-path DIR"
 KEY_ADVICE = "the server wants an API key for slot actions: set upstreams[].api_key"
 
@@ -72,6 +76,19 @@ class Persistence:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowFacts:
+    """What restoring a sliding window comes to at this server.
+
+    `opened` is its length in tokens where it is opened in a copy of each snapshot (see `slotfile.window`);
+    None for a server that needs no such thing, or where it may not be done. `is_whole`: whether a restored
+    window was seen to be reused as the server wrote it, as with `--swa-full`; None if that was not tried.
+    """
+
+    opened: int | None = None
+    is_whole: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """`reason` says why the state is not healthy."""
 
@@ -82,6 +99,7 @@ class Facts:
     persistence: Persistence = field(default_factory=lambda: Persistence(PersistenceMode.UNKNOWN))
     kind: MemoryKind = MemoryKind.UNKNOWN
     """What kind of memory the model has."""
+    window: WindowFacts = field(default_factory=WindowFacts)
     canary: str = ""
     """Its name, as in the fingerprint."""
     is_volatile: bool = False

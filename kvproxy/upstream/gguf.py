@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.opened import open_regular
-from kvproxy.upstream.architectures import CHUNKED, kind_of
+from kvproxy.upstream.architectures import CHUNKED, kind_of, sliding_window_of
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -69,6 +69,12 @@ class ModelTraits:
     def has_chunked_window(self) -> bool:
         """Whether the window starts anew at every multiple of its size, and does not slide."""
         return self.kind is MemoryKind.SLIDING_WINDOW and self.architecture in CHUNKED
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens of a window that slides, not chunked and not symmetric; None where that is not known."""
+        is_windowed = self.kind is MemoryKind.SLIDING_WINDOW
+        return sliding_window_of(self.architecture, self.window) if is_windowed else None
 
 
 class _Damaged(Exception):

@@ -395,6 +395,7 @@ def _facts(props: Props, met: Acquaintance) -> Facts:
         fingerprint=met.fingerprint,
         persistence=met.persistence,
         kind=met.kind,
+        window=met.window,
         canary=met.canary,
     )
     return replace(facts, **as_it_answers(facts))

@@ -50,10 +50,10 @@ PATIENTS = {
         flags=("-c", "4096", "-np", "2", "--kv-unified"),
     ),
     "sliding window": Patient(
-        "degraded: reuse: restore reports success and reuses nothing",
-        "llama-server --swa-full",
+        "ready: conversations are saved and restored",
+        None,
         "sliding window",
-        "off",
+        "boundary",
         model="tiny_gemma3",
     ),
     "recurrent": Patient(

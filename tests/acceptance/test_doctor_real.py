@@ -68,7 +68,7 @@ async def test_full_attention_is_ready_and_nothing_stays_behind(
         for _ in range(2):
             found = await doctor(server.base_url, "--snapshot-dir", str(slot_dir))
             assert found.code == 0, found.report
-            assert set(found.results.values()) == {"ok"}
+            assert found.results == dict.fromkeys(found.results, "ok") | {"window edit": "skipped"}
             assert found.report["proven"]
             assert list(slot_dir.iterdir()) == []
             assert await held(server) == [0, 0]
@@ -119,6 +119,20 @@ async def test_a_sliding_window_reuses_nothing_and_the_named_flag_helps(
     assert found.changes == ["llama-server --swa-full"]
     async with LlamaServer(tiny_gemma3, *FLAGS, "--swa-full", slot_dir=slot_dir) as server:
         assert (await doctor(server.base_url)).code == 0
+
+
+async def test_a_sliding_window_is_opened_where_the_files_are_seen(
+    tiny_gemma3: Path, slot_dir: Path, doctor: Doctor
+) -> None:
+    seen = ("--snapshot-dir", str(slot_dir))
+    async with LlamaServer(tiny_gemma3, *FLAGS, slot_dir=slot_dir) as server:
+        found = await doctor(server.base_url, *seen)
+        assert (found.code, found.report["proven"]) == (0, True), found.report
+        assert found.results["window edit"] == "ok"
+        assert list(slot_dir.iterdir()) == []
+        off = await doctor(server.base_url, *seen, "--set", "restore.window_edit=off")
+    assert (off.code, off.results["window edit"]) == (1, "skipped")
+    assert off.changes == ["llama-server --swa-full"]
 
 
 @pytest.mark.parametrize("model", ["tiny_mamba", "tiny_lfm2"])

@@ -12,7 +12,7 @@ import aiohttp
 import gguf
 import pytest
 
-from kvproxy.snapshots.layout import AttentionBlock, Layout, read_layout, read_token_ids
+from kvproxy.slotfile.layout import AttentionBlock, Layout, read_layout, read_token_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.gguf import read_model_traits
 from scripts import models
@@ -103,6 +103,44 @@ async def test_the_layout_is_right_whatever_the_flags(model: Kind, flags: Flags,
                 check_attention(block, flags, slot)
             with_cache = LAYERS if model is Kind.LLAMA else LAYERS // 2
             assert {block.layers for block in layout.attention} <= {with_cache}
+
+
+SMALL = (
+    Flags(1),
+    Flags(2, flash_attention="off"),
+    Flags(3, kv_type=Q8_0),
+    Flags(4, is_unified=True, kv_type=Q8_0),
+    Flags(2, is_unified=True, flash_attention="off", is_window_whole=True),
+)
+
+
+@pytest.mark.parametrize("flags", SMALL, ids=str)
+@pytest.mark.parametrize("name", ["chat_model", "window_model"])
+async def test_the_layout_of_a_real_model_is_right(
+    request: pytest.FixtureRequest, name: str, flags: Flags, tmp_path: Path
+) -> None:
+    """Both have heads that 8-bit blocks fit into; the window of one is 512 tokens long."""
+    model, slot = request.getfixturevalue(name), flags.slots - 1
+    ids = [5 + number % 900 for number in range(530)]
+    async with LlamaServer(model, *COMMON, *flags.arguments, "-t", "2", slot_dir=tmp_path) as server:
+        await complete(server, ids, slot, answer=0)
+        layout = understood(await saved(server, slot))
+
+    is_windowed = name == "window_model"
+    assert (layout.kind, layout.tokens) == (WINDOW if is_windowed else FULL, len(ids))
+    assert layout.window == (512 if is_windowed else None)
+    assert layout.streams == flags.streams
+    traits = await asyncio.to_thread(read_model_traits, model)
+    assert traits is not None
+    assert traits.sliding_window == layout.window
+    assert sum(block.layers for block in layout.attention) == traits.blocks
+    for block in layout.attention:
+        assert (block.key_type, block.value_type) == (flags.kv_type, flags.kv_type)
+        assert block.is_transposed == (flags.flash_attention == "off")
+        assert (block.cells.sequence, block.cells.is_gapless) == (slot, True)
+    found = read_token_ids(tmp_path / "saved")
+    assert found is not None
+    assert found.tolist() == ids
 
 
 def check_attention(block: AttentionBlock, flags: Flags, slot: int) -> None:

@@ -24,7 +24,7 @@ async def stage(model: Path, tmp_path: Path, *flags: str) -> AsyncIterator[tuple
     slots = tmp_path / "slots"
     slots.mkdir()
     async with LlamaServer(model, *FLAGS, *flags, slot_dir=slots) as server:
-        settings = ("checkpoint.min_tokens=0",)
+        settings = ("checkpoint.min_tokens=0", "restore.window_edit=off")
         async with Kvproxy(server.base_url, tmp_path / "state", *settings, snapshot_dir=slots) as kvproxy:
             yield server, kvproxy
 

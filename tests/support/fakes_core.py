@@ -23,9 +23,12 @@ from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.identifiers import Epoch, Owner, Revision, ServerName, SessionKey, SlotId, SnapshotName, short
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.sessions.session import Session
+from kvproxy.slotfile.prefix import Prefix, Uncut
+from kvproxy.slotfile.window import Closed
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.alterations import Alteration, Alterations
 from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
@@ -234,6 +237,11 @@ class FakeFiles:
     """Given in turn, the last one again and again."""
     ids: str | None = None
     ids_read: int = 0
+    shared: int | None = None
+    shut: Closed | None = None
+    uncut: Uncut | None = None
+    made: list[SnapshotName] = field(default_factory=list)
+    """Copies and cuts."""
 
     async def verify_saved(self, name: SnapshotName, saved: Saved) -> Any:
         return await _answer(self.saved)
@@ -261,6 +269,22 @@ class FakeFiles:
 
     async def kind_of(self, name: SnapshotName) -> MemoryKind:
         return self.kind
+
+    async def shared_tokens(self, name: SnapshotName, ids: Sequence[int]) -> int | None:
+        return self.shared
+
+    async def open_window(self, name: SnapshotName, copy: SnapshotName, window: int) -> Closed | None:
+        self.log.append(f"open {window}")
+        if self.shut is None:
+            self.made.append(copy)
+        return self.shut
+
+    async def cut_prefix(self, name: SnapshotName, cut: SnapshotName, tokens: int) -> Prefix | Uncut:
+        self.log.append(f"cut {tokens}")
+        if self.uncut is not None:
+            return self.uncut
+        self.made.append(cut)
+        return Prefix(tokens, 10 * tokens)
 
     async def free_bytes(self) -> int | None:
         return self.free.pop(0) if len(self.free) > 1 else self.free[0]
@@ -449,6 +473,7 @@ class World:
         self.breaker = Breaker(max_failures, 60.0)
         self.actions = SlotActions(MAIN, self.breaker, clock=self.clock, emit=self.sink, tasks=self.tasks)
         self.policy = policy or CheckpointPolicy()
+        self.alterations = Alterations(frozenset(Alteration))
         self.parts = self._parts()
         self.shaper = Shaper(self.parts)
         self.checkpointer = Checkpointer(
@@ -485,6 +510,7 @@ class World:
             slots_changed=self._changed,
             emptied=self._emptied,
             unable=self._unable,
+            alterations=self.alterations,
         )
 
     def _unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:

@@ -38,3 +38,8 @@ def tiny_lfm2() -> Path:
 @pytest.fixture(scope="session")
 def chat_model() -> Path:
     return models.chat_model()
+
+
+@pytest.fixture(scope="session")
+def window_model() -> Path:
+    return models.window_model()

@@ -50,7 +50,12 @@ def test_a_server_shows_its_state_its_epoch_and_what_it_runs() -> None:
         "fingerprint": FINGERPRINT.digest[:12],
         "persistence": {"mode": "plain", "reason": ""},
         "canary": None,
-        "memory": {"kind": "unknown", "may_roll_back": False, "needs_boundary": False},
+        "memory": {
+            "kind": "unknown",
+            "may_roll_back": False,
+            "needs_boundary": False,
+            "window_opened": None,
+        },
         "volatile_slots": False,
         "breaker": "closed",
         "waiting": 2,

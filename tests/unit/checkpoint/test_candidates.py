@@ -2,14 +2,21 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from kvproxy.checkpoint.candidates import Chooser
+import pytest
+
+from kvproxy.checkpoint.candidates import Chooser, serves
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.identifiers import Revision
+from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.canaries import Canaries, stand_in
 from kvproxy.snapshots.canary import Canary
 from kvproxy.snapshots.compatibility import Compatible, Differs
 from kvproxy.snapshots.fingerprint import Fingerprint
-from tests.support.fakes_core import A, FakeStore, generation_of, manifest_of
+from kvproxy.snapshots.manifest import Origin
+from kvproxy.snapshots.memory_kind import MemoryKind
+from kvproxy.snapshots.names import new_name
+from kvproxy.upstream.facts import Facts, WindowFacts
+from tests.support.fakes_core import OWNER, A, FakeStore, generation_of, manifest_of
 
 ONE = Canary.of([(1, -0.5), (2, -1.5)])
 OTHER = Canary.of([(1, -0.7), (2, -1.5)])
@@ -120,3 +127,43 @@ async def test_a_build_whose_file_was_refused_is_not_tried_again() -> None:
 
 async def test_a_session_that_was_never_saved_has_none() -> None:
     assert Room().chooser.candidates(A, server()).outcome is RestoreOutcome.NO_SNAPSHOT
+
+
+class TestWindow:
+    """What has an open window is for the server that needs it; what has not, for one that needs none."""
+
+    PLAIN = generation_of()
+    OPENED = generation_of(origin=Origin(alteration=Alteration.WINDOW_EDIT, name=new_name(OWNER)))
+
+    def facts(self, opened: int | None, is_whole: bool | None, **changes: str) -> Facts:
+        window = WindowFacts(opened, is_whole)
+        return Facts(fingerprint=server(**changes), kind=MemoryKind.SLIDING_WINDOW, window=window)
+
+    @pytest.mark.parametrize(
+        ("opened", "is_whole", "plain", "edited"),
+        [
+            (64, False, False, True),
+            (64, None, True, True),
+            (None, True, True, False),
+            (None, None, True, False),
+            (None, False, False, False),
+        ],
+        ids=["shut", "not seen", "kept whole", "not seen and never opened", "shut and never opened"],
+    )
+    def test_each_server_goes_on_from_its_own(
+        self, opened: int | None, is_whole: bool | None, plain: bool, edited: bool
+    ) -> None:
+        facts = self.facts(opened, is_whole)
+        assert serves(self.PLAIN, facts, server()) is plain
+        assert serves(self.OPENED, facts, server()) is edited
+
+    @pytest.mark.parametrize(
+        "changes", [{"build": "b2"}, {"model_path": "/models/two.gguf"}, {"canary": OTHER_NAME}]
+    )
+    def test_an_opened_one_is_given_to_no_other_build_model_or_flags(self, changes: dict[str, str]) -> None:
+        assert not serves(self.OPENED, self.facts(64, None, **changes), server())
+        assert serves(self.PLAIN, self.facts(64, None, **changes), server())
+
+    def test_other_memory_has_no_window(self) -> None:
+        facts = Facts(fingerprint=server(), kind=MemoryKind.FULL)
+        assert serves(self.PLAIN, facts, server())

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.checkpoint.restorer import NO_ROOM
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import Lease, Purpose, Want
 from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored, Saved
 from tests.support.fakes_core import A, B, Late, World, generation_of, manifest_of, settle, stay
@@ -385,3 +387,24 @@ class TestRoom:
 
         assert verbs(w).count("restore 0") == 2
         assert not w.store.find_any(A)[0].current.is_valid
+
+
+class TestRequest:
+    """Its document is kept beyond the preparation only where the slot may have to be brought back to it."""
+
+    ASKED = Asked("chat/completions", {"messages": []})
+
+    @pytest.mark.parametrize("kind", MemoryKind)
+    @pytest.mark.parametrize("is_resident", [True, False])
+    async def test_it_is_held_for_memory_that_cannot_roll_back(
+        self, kind: MemoryKind, is_resident: bool
+    ) -> None:
+        w = one_slot()
+        w.standing.set(kind=kind)
+        if is_resident:
+            w.house(0, stay(A))
+        session = w.session(A, asked=self.ASKED)
+        lease = await lease_for(w, A)
+        if w.preparer.at_once(lease, session) is None:
+            await w.preparer.prepare(lease, session)
+        assert session.asked == (None if kind is MemoryKind.FULL else self.ASKED)

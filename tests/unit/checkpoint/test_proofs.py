@@ -1,12 +1,30 @@
 from __future__ import annotations
 
+import pytest
+
 from kvproxy.checkpoint.outcome import Trigger, Verdict
-from kvproxy.checkpoint.proofs import MISSED
+from kvproxy.checkpoint.proofs import MISSED, OPENED_MISSED
 from kvproxy.identifiers import Revision, SessionKey, SlotId
+from kvproxy.snapshots.alterations import Alteration
+from kvproxy.snapshots.manifest import Origin
 from kvproxy.snapshots.memory_kind import MemoryKind
-from tests.support.fakes_core import FINGERPRINT, A, B, C, World, generation_of, manifest_of, settle, stay
+from kvproxy.snapshots.names import new_name
+from kvproxy.upstream.facts import WINDOW_MISSED, WindowFacts
+from tests.support.fakes_core import (
+    FINGERPRINT,
+    OWNER,
+    A,
+    B,
+    C,
+    World,
+    generation_of,
+    manifest_of,
+    settle,
+    stay,
+)
 
 S0 = SlotId(0)
+ORIGIN = Origin(alteration=Alteration.WINDOW_EDIT, name=new_name(OWNER))
 
 
 def world() -> World:
@@ -99,3 +117,36 @@ async def test_slots_that_are_cleared_behind_our_back_prove_nothing_of_restores(
     for _ in range(3):
         await restored(w, A)
     assert reason(w) is None
+
+
+class TestOpenedWindow:
+    """One miss of a snapshot whose window was opened is enough, for all of them at this server."""
+
+    def world(self) -> World:
+        w = World(slots=1)
+        w.standing.set(kind=MemoryKind.FULL, window=WindowFacts(64, is_whole=False))
+        for key in (A, B):
+            w.session(key)
+            w.keep(manifest_of(key, generation_of(origin=ORIGIN)))
+        return w
+
+    @pytest.mark.parametrize("is_volatile", [True, False])
+    @pytest.mark.parametrize("verdict", [Verdict.INEFFECTIVE, Verdict.DIVERGED])
+    async def test_it_is_retired_and_nothing_restored_any_more(
+        self, verdict: Verdict, is_volatile: bool
+    ) -> None:
+        w = self.world()
+        w.standing.set(is_volatile=is_volatile)
+        await restored(w, A, verdict)
+        assert reason(w) == OPENED_MISSED
+        assert w.unable == [WINDOW_MISSED]
+        assert not w.alterations.may(Alteration.WINDOW_EDIT, FINGERPRINT)
+        assert not w.standing.facts.persistence.is_on
+
+    @pytest.mark.parametrize("verdict", [Verdict.CONFIRMED, Verdict.UNKNOWN])
+    async def test_a_hit_and_an_answer_that_tells_nothing_leave_it_on(self, verdict: Verdict) -> None:
+        w = self.world()
+        await restored(w, A, verdict)
+        assert reason(w) is None
+        assert w.alterations.may(Alteration.WINDOW_EDIT, FINGERPRINT)
+        assert w.standing.facts.persistence.is_on

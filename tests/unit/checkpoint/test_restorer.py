@@ -6,14 +6,28 @@ from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import RestoreOutcome
 from kvproxy.checkpoint.restorer import DIED, NO_ROOM, Restoration
 from kvproxy.identifiers import Revision, SlotId
+from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.canary import Canary
 from kvproxy.snapshots.fingerprint import Fingerprint
-from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest, digest_of_ids
+from kvproxy.snapshots.manifest import FileIdentity, Generation, Manifest, Origin, digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
+from kvproxy.snapshots.names import new_name
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted, TaskDied
 from kvproxy.upstream.breaker import BreakerState
+from kvproxy.upstream.facts import WindowFacts
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored
-from tests.support.fakes_core import FINGERPRINT, A, B, Late, World, generation_of, manifest_of, settle, stay
+from tests.support.fakes_core import (
+    FINGERPRINT,
+    OWNER,
+    A,
+    B,
+    Late,
+    World,
+    generation_of,
+    manifest_of,
+    settle,
+    stay,
+)
 
 S0 = SlotId(0)
 O = RestoreOutcome  # noqa: E741 - the outcomes, many times over
@@ -450,3 +464,55 @@ class TestExtended:
         assert await self.run(self.stored(None, MemoryKind.HYBRID)) is O.RESTORED
         assert await self.run(self.stored(None, MemoryKind.SLIDING_WINDOW)) is O.NOT_EXTENDED
         assert await self.run(self.stored(self.IDS[:-1], MemoryKind.SLIDING_WINDOW), None) is O.NOT_EXTENDED
+
+
+class TestWindow:
+    """A sliding window that has to be opened, at a server that was seen to reuse none as it is."""
+
+    ORIGIN = Origin(alteration=Alteration.WINDOW_EDIT, name=new_name(OWNER))
+
+    def world(self, current: Generation, previous: Generation | None = None) -> World:
+        w = world()
+        w.keep(manifest_of(A, current, previous))
+        w.standing.set(kind=MemoryKind.SLIDING_WINDOW, window=WindowFacts(64, is_whole=False))
+        return w
+
+    def generation(self, **changes: object) -> Generation:
+        ids = TestExtended.IDS[:-1]
+        return generation_of(tokens=len(ids), ids_digest=digest_of_ids(ids), **changes)
+
+    async def restore(self, w: World) -> Restoration:
+        w.server.answer("restore", Restored(len(TestExtended.IDS) - 1, 5000))
+        return await w.restorer.restore(S0, w.table.epoch, A, Revision(0), TestExtended.ASKED)
+
+    async def test_one_that_is_open_is_restored(self) -> None:
+        w = self.world(self.generation(origin=self.ORIGIN))
+        assert (await self.restore(w)).outcome is O.RESTORED
+
+    async def test_one_that_is_shut_is_left_alone_and_stays_valid(self) -> None:
+        w = self.world(self.generation())
+        assert (await self.restore(w)).outcome is O.WINDOW_SHUT
+        assert stored(w).current.is_valid
+        assert w.log == []
+
+    async def test_behind_one_that_is_shut_an_older_open_one_is_found(self) -> None:
+        older = self.generation(origin=self.ORIGIN)
+        w = self.world(self.generation(), older)
+        assert (await self.restore(w)).outcome is O.RESTORED
+        assert f"restore 0 {older.name}" in w.log
+
+    async def test_another_builds_is_not_restored(self) -> None:
+        """Though a snapshot as the server wrote it would be."""
+        w = self.world(self.generation(origin=self.ORIGIN))
+        await w.canaries.remember(Canary.of([(1, -0.5)]), None, "")
+        name = w.canaries.name(Canary.of([(1, -0.5)]))
+        saved, present = (
+            Fingerprint.from_dict({"model_path": "/m", "build": build, "canary": name}) for build in "ab"
+        )
+        w.standing.set(fingerprint=present)
+        w.store.index.remove(stored(w))
+        w.keep(manifest_of(A, self.generation(origin=self.ORIGIN), fingerprint=saved))
+        assert (await self.restore(w)).outcome is O.WINDOW_SHUT
+        w.standing.set(window=WindowFacts(is_whole=True))
+        w.keep(manifest_of(A, self.generation(), fingerprint=saved))
+        assert (await self.restore(w)).outcome is O.RESTORED

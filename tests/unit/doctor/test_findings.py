@@ -195,3 +195,12 @@ def test_a_disk_below_two_generations_is_told() -> None:
 def test_without_a_snapshot_or_a_context_there_is_no_size() -> None:
     assert judge_size(Probed("trouble"), PROPS, 10**9, None) is None
     assert judge_size(GOOD, replace(PROPS, n_ctx=None), 10**9, None) is None
+
+
+def test_an_opened_window_that_serves_an_exact_continuation_is_good() -> None:
+    opened = replace(survival(600, reused=600), is_opened=True)
+    probed = replace(GOOD, extended=opened, rewritten=survival(632, reused=0, held=639))
+    check = by_name(probed)["reuse"]
+    assert (check.result, check.changes) == (Result.OK, ())
+    assert "its window opened" in check.detail
+    assert is_proven([check])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,8 +11,9 @@ from typing import Any
 import pytest
 
 from kvproxy.doctor import probe as probe_module
-from kvproxy.doctor.probe import Probe, Probed, empty_slots
-from kvproxy.identifiers import SlotId
+from kvproxy.doctor.probe import Probe, Probed, empty_slots, prompt_tokens, window_to_probe
+from kvproxy.identifiers import SlotId, SnapshotName
+from kvproxy.slotfile.window import Closed
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import ActionFailure, Completed, Fault, Restored, Saved, SlotInfo
@@ -155,3 +158,51 @@ async def test_each_probe_has_a_text_of_its_own(tmp_path: Path) -> None:
         await probe(fake)
         texts = [call.body for call in fake.calls if call.path == "/tokenize"]
     assert len(set(texts)) == 2
+
+
+@pytest.mark.parametrize(
+    ("window", "n_ctx", "probed", "tokens"),
+    [
+        (None, 8192, None, 600),
+        (512, 8192, 512, 600),
+        (1024, 8192, 1024, 1112),
+        (1024, None, 1024, 1112),
+        (1024, 1185, 1024, 1112),
+        (1024, 1184, None, 600),
+        (4096, 8192, 4096, 4184),
+        (8192, 65536, None, 600),
+    ],
+)
+def test_the_prompt_is_longer_than_a_window_that_is_opened_if_that_is_quick(
+    window: int | None, n_ctx: int | None, probed: int | None, tokens: int
+) -> None:
+    assert window_to_probe(window, n_ctx) == probed
+    assert prompt_tokens(probed) == tokens
+
+
+class Windowed(SharedDirectory):
+    """Opens the window of anything: the fake server's files have none."""
+
+    async def open_window(self, name: SnapshotName, copy: SnapshotName, window: int) -> Closed | None:
+        if window == self.shut:
+            return Closed.NO_WINDOW
+        await asyncio.to_thread(shutil.copyfile, self.path / name, self.path / copy)
+        return None
+
+    shut = 0
+
+
+@pytest.mark.parametrize("is_shut", [True, False])
+async def test_a_copy_with_an_open_window_is_restored_and_does_not_stay(
+    tmp_path: Path, is_shut: bool
+) -> None:
+    files = Windowed(tmp_path)
+    files.shut = 700 if is_shut else 0
+    async with serving(tmp_path) as fake:
+        client = LlamaServer(fake.base_url, None, connect_timeout_seconds=2)
+        found = await Probe(client, files, SLOT, NEIGHBOUR, 700).run()
+        await client.close()
+    assert found.extended is not None
+    assert found.extended.answer == Completed(32, 788)
+    assert found.extended.is_opened == (not is_shut)
+    assert list(tmp_path.iterdir()) == []

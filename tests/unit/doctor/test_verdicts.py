@@ -10,11 +10,14 @@ from kvproxy.doctor.verdicts import (
     NO_ROUTER,
     SET_KEY,
     SET_SAVE_PATH,
+    Alterable,
     judge_memory,
     judge_numbers,
+    judge_prefix_cut,
     judge_props,
     judge_save_path,
     judge_slots_api,
+    judge_window_edit,
 )
 from kvproxy.identifiers import SlotId
 from kvproxy.snapshots.memory_kind import MemoryKind
@@ -113,3 +116,28 @@ def test_an_unknown_memory_says_nothing_against_the_server_and_names_the_setting
     check = judge_memory(MemoryKind.UNKNOWN)
     assert check.result is Result.SKIPPED
     assert "upstreams[].memory_kind" in check.detail
+
+
+WINDOWED = Alterable(MemoryKind.SLIDING_WINDOW, 512, is_visible=True, edits=True)
+
+
+@pytest.mark.parametrize(
+    ("known", "result", "words"),
+    [
+        (WINDOWED, Result.OK, "applies: the window of 512 tokens"),
+        (replace(WINDOWED, kind=MemoryKind.FULL), Result.SKIPPED, "does not apply"),
+        (replace(WINDOWED, edits=False), Result.SKIPPED, "restore.window_edit"),
+        (replace(WINDOWED, is_visible=False), Result.SKIPPED, "snapshot_dir"),
+        (replace(WINDOWED, window=None), Result.SKIPPED, "does not slide"),
+    ],
+)
+def test_a_window_edit_applies_or_the_reason_is_given(known: Alterable, result: Result, words: str) -> None:
+    check = judge_window_edit(known)
+    assert (check.result, words in check.detail) == (result, True)
+
+
+@pytest.mark.parametrize("kind", MemoryKind)
+@pytest.mark.parametrize("is_visible", [True, False])
+def test_only_full_attention_that_is_seen_is_cut(kind: MemoryKind, is_visible: bool) -> None:
+    check = judge_prefix_cut(Alterable(kind, None, is_visible, edits=True))
+    assert (check.result is Result.OK) == (kind is MemoryKind.FULL and is_visible)

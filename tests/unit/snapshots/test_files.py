@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from kvproxy.identifiers import Owner
+from kvproxy.slotfile.prefix import Prefix, Uncut
+from kvproxy.slotfile.window import Closed
 from kvproxy.snapshots import files as module
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import new_name
 from kvproxy.upstream.replies import Saved
-from tests.unit.snapshots.layout_samples import attention, slot_file
+from tests.unit.slotfile.samples import attention, slot_file
 from tests.unit.snapshots.samples import OWNER, generation, packed_file, put
 
 DATA = packed_file([5, 6, 7])
@@ -168,3 +170,22 @@ async def test_a_file_shows_its_kind_of_memory_or_that_it_shows_none(
     assert await ServerOwnedFiles().kind_of(name) is MemoryKind.UNKNOWN
     put(shared.path, slot_file(8, attention(range(8)), attention(range(4, 8))), name)
     assert await shared.kind_of(name) is MemoryKind.SLIDING_WINDOW
+
+
+async def test_a_window_is_opened_and_a_prefix_cut_beside_the_file(shared: SharedDirectory) -> None:
+    window, full, copy, cut = (new_name(OWNER) for _ in range(4))
+    put(shared.path, slot_file(8, attention(range(8)), attention(range(4, 8))), window)
+    put(shared.path, slot_file(8, attention(range(8))), full)
+    assert await shared.open_window(window, copy, 4) is None
+    assert await shared.kind_of(copy) is MemoryKind.SLIDING_WINDOW
+    assert await shared.cut_prefix(full, cut, 3) == Prefix(3, (shared.path / cut).stat().st_size)
+    assert await shared.shared_tokens(cut, [100, 101, 102, 103]) == 3
+    assert await shared.shared_tokens(full, [100, 101, 9]) == 2
+    assert await shared.shared_tokens(new_name(OWNER), [100]) is None
+
+
+async def test_nothing_is_done_to_files_that_are_not_seen() -> None:
+    files, name = ServerOwnedFiles(), new_name(OWNER)
+    assert await files.open_window(name, new_name(OWNER), 4) is Closed.NOT_UNDERSTOOD
+    assert await files.cut_prefix(name, new_name(OWNER), 4) is Uncut.NOT_UNDERSTOOD
+    assert await files.shared_tokens(name, [1]) is None

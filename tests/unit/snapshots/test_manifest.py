@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.manifest import (
     FileIdentity,
     Manifest,
+    Origin,
     Unreadable,
     client_digest,
     decode,
@@ -22,7 +24,9 @@ from tests.unit.snapshots.samples import generation, manifest
 
 FULL = manifest(
     current=generation(
-        identity=FileIdentity(device=1, inode=2, size=100, mtime_ns=2**62, ctime_ns=4), sha256="0" * 64
+        identity=FileIdentity(device=1, inode=2, size=100, mtime_ns=2**62, ctime_ns=4),
+        sha256="0" * 64,
+        origin=Origin(alteration=Alteration.WINDOW_EDIT, name=generation().name),
     ),
     previous=generation(invalid_reason="file is missing"),
 )
@@ -58,6 +62,8 @@ def changed(path: str, value: object) -> bytes:
         ("current.size_bytes", -1),
         ("current.revision", -1),
         ("current.sha256", "abc"),
+        ("current.origin.alteration", "sharpened"),
+        ("current.origin.name", "../other.kv"),
         ("current.identity.inode", None),
         ("current.surprise", 1),
         ("current", None),

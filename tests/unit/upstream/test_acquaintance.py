@@ -17,9 +17,10 @@ from kvproxy.upstream.acquaintance import (
     is_served,
     slot_for_canary,
 )
-from kvproxy.upstream.facts import KEY_ADVICE, SAVE_PATH_ADVICE, Facts, PersistenceMode
+from kvproxy.upstream.facts import KEY_ADVICE, SAVE_PATH_ADVICE, Facts, PersistenceMode, WindowFacts
 from kvproxy.upstream.gguf import read_model_traits
 from kvproxy.upstream.replies import ActionFailure, Adapter, Completed, Erased, Fault, Obstacle, Unavailable
+from scripts.tiny_models import SLIDING_WINDOW
 from tests.support.fakes_core import PROPS, UNREACHABLE, FakeScratch, FakeServer, Late, Sink, idle, processing
 
 NEXT = replace(PROPS, marker="<__media_2__>")
@@ -32,7 +33,13 @@ OTHER_CANARY = ((1, -0.9), (2, -1.5))
 class Room:
     """A server and one who meets it, again and again."""
 
-    def __init__(self, canaries: Canaries | None = None, setting: MemoryKind | None = None) -> None:
+    def __init__(
+        self,
+        canaries: Canaries | None = None,
+        setting: MemoryKind | None = None,
+        *,
+        opens_windows: bool = False,
+    ) -> None:
         self.server = FakeServer()
         self.sink = Sink()
         self.canaries = canaries or Canaries()
@@ -43,6 +50,7 @@ class Room:
             runtime_key="mine",
             setting=setting,
             scratch=FakeScratch(),
+            opens_windows=lambda _: opens_windows,
         )
 
     async def meet(self, props: Any = PROPS, known: Facts | None = None, **answers: object) -> Acquaintance:
@@ -287,3 +295,56 @@ class TestWindow:
         room = Room(setting=MemoryKind.HYBRID)
         await room.meet()
         assert not any(entry.startswith("evaluate") for entry in room.server.log)
+
+
+class TestOpenedWindow:
+    """Where nothing restored is reused as it is, but a window may be opened in snapshots."""
+
+    async def met(
+        self,
+        model: Path,
+        *,
+        reused: int = 0,
+        slots: object = (idle(0), idle(1)),
+        opens_windows: bool = True,
+        props: Any = PROPS,
+    ) -> Acquaintance:
+        room = Room(opens_windows=opens_windows)
+        room.server.answer("complete", Completed(10, 0), Completed(1, reused))
+        return await room.meet(replace(props, model_path=str(model)), slots=slots, meta={})
+
+    async def test_its_length_is_the_models_and_persistence_stays_on(self, tiny_gemma3: Path) -> None:
+        met = await self.met(tiny_gemma3)
+        assert met.persistence.is_on
+        assert met.window == WindowFacts(SLIDING_WINDOW, is_whole=False)
+
+    async def test_a_server_that_keeps_it_whole_needs_no_such_thing(self, tiny_gemma3: Path) -> None:
+        met = await self.met(tiny_gemma3, reused=79)
+        assert met.persistence.is_on
+        assert met.window == WindowFacts(None, is_whole=True)
+
+    async def test_where_that_cannot_be_tried_it_is_opened_which_harms_nothing(
+        self, tiny_gemma3: Path
+    ) -> None:
+        met = await self.met(tiny_gemma3, slots=FULL)
+        assert met.persistence.is_on
+        assert met.window == WindowFacts(SLIDING_WINDOW, is_whole=None)
+
+    async def test_where_it_may_not_be_opened_persistence_is_off(self, tiny_gemma3: Path) -> None:
+        met = await self.met(tiny_gemma3, opens_windows=False)
+        assert met.persistence.mode is PersistenceMode.OFF
+        assert met.window.opened is None
+
+    async def test_a_model_whose_file_is_not_seen_is_left_alone(self) -> None:
+        room = Room(setting=MemoryKind.SLIDING_WINDOW, opens_windows=True)
+        room.server.answer("complete", Completed(10, 0), Completed(1, 0))
+        met = await room.meet(slots=(idle(0), idle(1)))
+        assert met.persistence.mode is PersistenceMode.OFF
+        assert met.window.opened is None
+
+    async def test_a_server_that_fell_asleep_is_what_it_was(self) -> None:
+        window = WindowFacts(64, is_whole=False)
+        awake = await Room().meet()
+        known = Facts(props=PROPS, fingerprint=awake.fingerprint, window=window)
+        met = await Room().introduction.meet(ASLEEP, known)
+        assert met.window == window

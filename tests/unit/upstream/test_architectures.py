@@ -6,7 +6,7 @@ import pytest
 
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream import architectures
-from kvproxy.upstream.architectures import kind_of
+from kvproxy.upstream.architectures import kind_of, sliding_window_of
 
 FULL, WINDOW, HYBRID, RECURRENT, UNKNOWN = MemoryKind
 
@@ -56,3 +56,26 @@ def test_the_exceptions_are_of_architectures_with_windows() -> None:
     exceptions = architectures.WINDOWED_WITHOUT_KEY | architectures.FULL_WITHOUT_KEY | architectures.CHUNKED
 
     assert exceptions <= architectures.WINDOWED
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window", "tokens"),
+    [
+        ("gemma3", 512, 512),
+        ("gpt-oss", 128, 128),
+        ("gemma2", None, 4096),
+        ("gemma2", 0, None),
+        ("gemma3", None, None),
+        ("llama4", 8192, None),
+        ("llama4", None, None),
+        ("gemma-embedding", 512, None),
+        ("modern-bert", 128, None),
+        ("llama", 4096, None),
+        ("lfm2", 512, None),
+        ("of-tomorrow", 512, None),
+    ],
+)
+def test_only_a_window_that_is_known_to_slide_is_one(
+    architecture: str, window: int | None, tokens: int | None
+) -> None:
+    assert sliding_window_of(architecture, window) == tokens

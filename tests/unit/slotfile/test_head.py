@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.snapshots.head import HEAD_BYTES, Head, parse_head, read_head
+from kvproxy.slotfile.head import HEAD_BYTES, Head, parse_head, read_head
 from tests.unit.snapshots.samples import packed_file, plain_file, words
 
 EMPTY_SLOT = bytes.fromhex(

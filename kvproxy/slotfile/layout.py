@@ -21,27 +21,38 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
-from kvproxy.snapshots.head import HEAD_BYTES, Head, parse_head
-from kvproxy.snapshots.layout_blocks import (
+from kvproxy.slotfile.blocks import (
     MOST_TOKENS,
     AttentionBlock,
     Block,
     RecurrentBlock,
     readings_at,
 )
-from kvproxy.snapshots.layout_source import Source, Unlike
+from kvproxy.slotfile.head import HEAD_BYTES, Head, parse_head
+from kvproxy.slotfile.source import Source, Unlike
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.opened import open_regular
 
-PACKED_FORMAT = 4
-"""The only format whose blocks we know; a server reads and writes exactly one."""
+VERSION = 4
+"""The only version whose blocks we know; a server reads and writes exactly one."""
 MOST_BLOCKS = 3
 MOST_MEDIA = 65_536
 _PLAIN_IDS_AT = 12
 _WORD_BYTES = 4
 
 
+class Format(StrEnum):
+    """The formats whose blocks we know."""
+
+    PACKED_4 = "4-packed"
+    """Token ids and media chunks under a mark."""
+    PLAIN_4 = "4-plain"
+    """A bare list of token ids, as older builds wrote it under the same version."""
+
+
 class Reason(StrEnum):
+    """Why a file is not understood."""
+
     UNREADABLE = "unreadable"
     """Absent, a link, no regular file, or not ours to read."""
     NOT_A_SLOT_FILE = "not-a-slot-file"
@@ -69,7 +80,7 @@ class Layout:
     For a chunked window these are the tokens of the newest chunk.
     """
 
-    version: int
+    format: Format
     tokens: int
     token_ids_at: int
     media_chunks: int
@@ -100,7 +111,7 @@ def read_layout(path: Path, expected_bytes: int | None = None) -> Layout | Unkno
     """
     try:
         with open_regular(path) as file:
-            return _read(Source(file), expected_bytes)
+            return layout_of(Source(file), expected_bytes)
     except (OSError, ValueError):  # ValueError: a path with a null character
         return Unknown(Reason.UNREADABLE)
 
@@ -118,7 +129,8 @@ def read_token_ids(path: Path, limit: int = MOST_TOKENS) -> array[int] | None:
         return None
 
 
-def _read(source: Source, expected_bytes: int | None) -> Layout | Unknown:
+def layout_of(source: Source, expected_bytes: int | None = None) -> Layout | Unknown:
+    """The same of a file that is open already. OSError if it cannot be read."""
     head = _read_head(source)
     if isinstance(head, Unknown):
         return head
@@ -139,7 +151,7 @@ def _read(source: Source, expected_bytes: int | None) -> Layout | Unknown:
 def _layout(source: Source, head: Head, media_chunks: int, blocks: tuple[Block, ...]) -> Layout:
     tokens = _tokens_of(head)
     return Layout(
-        version=head.version,
+        format=Format.PLAIN_4 if _is_plain(head) else Format.PACKED_4,
         tokens=tokens,
         token_ids_at=_token_ids_at(head),
         media_chunks=media_chunks,
@@ -157,7 +169,7 @@ def _read_head(source: Source) -> Head | Unknown:
         return Unknown(Reason.UNREADABLE)
     if head is None:
         return Unknown(Reason.NOT_A_SLOT_FILE)
-    if head.version != PACKED_FORMAT:
+    if head.version != VERSION:
         return Unknown(Reason.OTHER_FORMAT)
     if not head.tokens:
         return Unknown(Reason.NO_TOKENS)
@@ -170,7 +182,7 @@ def _tokens_of(head: Head) -> int:
 
 
 def _is_plain(head: Head) -> bool:
-    """Whether the token block is a bare list of ids, as older builds wrote it under the same version."""
+    """Whether the token block is nothing but ids: a packed one has four words more."""
     return head.token_block_end == _PLAIN_IDS_AT + _tokens_of(head) * _WORD_BYTES
 
 

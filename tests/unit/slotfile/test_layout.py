@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvproxy.snapshots import layout_source
-from kvproxy.snapshots.layout import Layout, Reason, Unknown, read_layout, read_token_ids
+from kvproxy.slotfile import source
+from kvproxy.slotfile.layout import Format, Layout, Reason, Unknown, read_layout, read_token_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
-from tests.unit.snapshots import layout_samples as samples
-from tests.unit.snapshots.layout_samples import (
+from tests.unit.slotfile import samples
+from tests.unit.slotfile.samples import (
     ALL,
     LAST,
     NEWEST,
@@ -68,14 +68,14 @@ def no_read_goes_behind_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert at + count <= os.fstat(descriptor).st_size
         return pread(descriptor, count, at)
 
-    monkeypatch.setattr(layout_source.os, "pread", watched)
+    monkeypatch.setattr(source.os, "pread", watched)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_blocks_tell_the_kind_and_fill_the_file(name: str, tmp_path: Path) -> None:
     layout = understood(FILES[name], tmp_path)
 
-    assert (layout.kind, layout.tokens, layout.version) == (KINDS[name], TOKENS, 4)
+    assert (layout.kind, layout.tokens, layout.format) == (KINDS[name], TOKENS, Format.PACKED_4)
     assert layout.file_bytes == len(FILES[name]) == layout.blocks[-1].end
     assert all(one.end == other.at for one, other in pairwise(layout.blocks))
 
@@ -124,7 +124,8 @@ def test_a_model_whose_every_layer_has_a_window_has_a_first_block_without_layers
 def test_a_bare_list_of_token_ids_is_read_too(tmp_path: Path) -> None:
     layout = understood(samples.plain_slot_file(TOKENS, attention(ALL)), tmp_path)
 
-    assert (layout.kind, layout.tokens, layout.token_ids_at) == (MemoryKind.FULL, TOKENS, 12)
+    assert (layout.kind, layout.tokens, layout.format) == (MemoryKind.FULL, TOKENS, Format.PLAIN_4)
+    assert layout.token_ids_at == 12
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_four_gigabytes_of_nothing_are_given_up_at_once(words: bytes, tmp_path: 
 def test_a_spent_account_ends_in_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if one reading was found: the account was spent while looking for another."""
     assert isinstance(layout_of(samples.FULL, tmp_path), Layout)
-    monkeypatch.setattr(layout_source, "MOST_READS", 14)
+    monkeypatch.setattr(source, "MOST_READS", 14)
 
     assert layout_of(samples.FULL, tmp_path) == Unknown(Reason.NOT_UNDERSTOOD)
 

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvproxy.snapshots.layout_source import Source, Unlike
+from kvproxy.slotfile.source import Source, Unlike
 
 MOST_TOKENS = 1 << 22
 """Bounds what is held of the cells to 16 MB. Beyond it the file would be of hundreds of gigabytes."""
@@ -67,7 +67,7 @@ class Cells:
     """`positions` are counted from 0 and need neither be in order nor without gaps.
 
     `is_gapless`: they are all those from `lowest` to `highest`, each once. Images under M-RoPE and shifted
-    contexts are not.
+    contexts are not. `lowest_at` is the first byte of the cell with the lowest.
     """
 
     at: int
@@ -77,6 +77,7 @@ class Cells:
     lowest: int
     highest: int
     is_gapless: bool
+    lowest_at: int
 
     @property
     def is_extended(self) -> bool:
@@ -192,7 +193,9 @@ def read_cells(source: Source, at: int, count: int, cell_bytes: int) -> Cells:
     lowest, highest = min(positions), max(positions)
     if lowest < 0 or not 0 <= sequence < MOST_STREAMS:
         raise Unlike
-    return Cells(at, count, cell_bytes, sequence, lowest, highest, _are_gapless(positions, lowest, highest))
+    lowest_at = at + positions.index(lowest) * cell_bytes
+    is_gapless = _are_gapless(positions, lowest, highest)
+    return Cells(at, count, cell_bytes, sequence, lowest, highest, is_gapless, lowest_at)
 
 
 def _are_gapless(positions: array[int], lowest: int, highest: int) -> bool:

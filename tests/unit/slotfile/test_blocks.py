@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.snapshots.layout_blocks import AttentionBlock, Block, Cells, RecurrentBlock, readings_at
-from kvproxy.snapshots.layout_source import Source
-from tests.unit.snapshots.layout_samples import Q8_0, attention, recurrent, tensor, transposed, word
+from kvproxy.slotfile.blocks import AttentionBlock, Block, Cells, RecurrentBlock, readings_at
+from kvproxy.slotfile.source import Source
+from tests.unit.slotfile.samples import Q8_0, attention, recurrent, tensor, transposed, word
 
 POSITIONS = range(10)
 
@@ -31,7 +31,7 @@ def test_an_attention_block_tells_its_cells_layers_and_types(tmp_path: Path) -> 
 
     block = attention_in(data, tmp_path)
 
-    assert block.cells == Cells(8, 10, 12, sequence=0, lowest=0, highest=9, is_gapless=True)
+    assert block.cells == Cells(8, 10, 12, sequence=0, lowest=0, highest=9, is_gapless=True, lowest_at=8)
     assert (block.layers, block.key_type, block.value_type) == (3, 8, 8)
     assert (block.streams, block.stream, block.is_transposed) == (1, 0, False)
     assert (block.key_rotation, block.value_rotation) == (128, 64)
@@ -86,6 +86,7 @@ def test_gaps_and_doubles_in_the_positions_are_seen(
     cells = attention_in(attention(positions), tmp_path).cells
 
     assert (cells.lowest, cells.highest, cells.is_gapless) == (lowest, highest, is_gapless)
+    assert cells.lowest_at == cells.at + positions.index(lowest) * cells.cell_bytes
 
 
 def test_a_recurrent_block_tells_its_position_and_states(tmp_path: Path) -> None:

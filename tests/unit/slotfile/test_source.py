@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.snapshots import layout_source
-from kvproxy.snapshots.layout_source import Source, Unlike
+from kvproxy.slotfile import source as source_module
+from kvproxy.slotfile.source import Source, Unlike
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_file_that_was_shortened_meanwhile_is_unlike_anything(tmp_path: Path) 
 def test_a_spent_account_ends_every_further_read(
     account: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout_source, account, 3)
+    monkeypatch.setattr(source_module, account, 3)
     path = tmp_path / "long"
     path.write_bytes(bytes(8))
     with path.open("rb", buffering=0) as file:
