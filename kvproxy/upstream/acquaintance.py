@@ -240,7 +240,9 @@ class Introduction:
             window = WindowFacts(length if is_opened else None, is_whole)
             if is_whole is False and window.opened is None:
                 persistence = Persistence(PersistenceMode.OFF, WINDOW_ADVICE)
-        return Acquaintance(persistence, fingerprint, kind, name, computed.slots, computed.leftover, window)
+        return Acquaintance(
+            persistence, fingerprint, kind, name, computed.slots, computed.leftover, window=window
+        )
 
     async def _is_window_whole(self, computed: _Computed) -> bool | None:
         """Whether a restored window is reused as it is; where no slot is empty that cannot be tried."""
