@@ -31,12 +31,12 @@ from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import Settings
 from kvproxy.slots.leases import LeaseDesk
+from kvproxy.slots.needs import Needs
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
 from kvproxy.snapshots.memory_kind import kind_of_setting
-from kvproxy.snapshots.names import new_name
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.bus import EventBus
@@ -50,7 +50,8 @@ from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.living import LivingSlots
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.transport import Transport
-from kvproxy.upstream.volatility import Volatility, clears_idle_slots
+from kvproxy.upstream.trial import try_out
+from kvproxy.upstream.volatility import Volatility
 from kvproxy.upstream.watch import Watch, WatchParts
 
 LAST_LOOK_SECONDS = 1.0
@@ -188,6 +189,7 @@ class Runtime:
             on_foreign=lambda slots: self.watch.found_foreign(slots),
         )
         self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
+        scratch = Scratch(lambda: self.store.owner, lambda: self.files)
         self.watch = Watch(
             WatchParts(
                 self.server,
@@ -205,14 +207,14 @@ class Runtime:
                     self.bus.emit,
                     runtime_key=upstream.runtime_key,
                     setting=kind_of_setting(upstream.memory_kind),
-                    scratch=Scratch(lambda: new_name(self.store.owner), lambda name: self.files.delete(name)),
+                    scratch=scratch,
                     obstacle=lambda: self.standing.obstacle,
                 ),
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
                 readopt=lambda props, slots: self.living.readopt(props, slots),
-                clears_idle_slots=lambda slots: clears_idle_slots(self.client, slots),
+                try_out=lambda slots: try_out(self.client, slots, scratch),
             )
         )
         self.living = LivingSlots(
@@ -263,6 +265,7 @@ class Runtime:
             slots_changed=self.desk.changed,
             emptied=self._ask_why_empty,
             unable=self.watch.found_unable,
+            shares=self.watch.found_shared,
         )
         self.policy = policy_of(settings.checkpoint)
         self.shaper = Shaper(parts)
@@ -318,6 +321,7 @@ class Runtime:
             settings.server.max_body_bytes,
         )
         moorings = Moorings(self.table, self.checkpointer, self.policy)
+        needs = Needs()
         pinned = PinnedRequests(
             self.table,
             holder,
@@ -330,10 +334,12 @@ class Runtime:
             self.probe,
             self.volatility,
             self.policy,
+            needs,
+            self.watch.found_shared,
             self.clock,
         )
         unpinned = UnpinnedRequests(
-            holder, sender, self.preparer, self.probe, self.table, moorings, self.clock
+            holder, sender, self.preparer, self.probe, self.table, moorings, needs, self.clock
         )
         self.exchange = Exchange(
             self.server,

@@ -57,6 +57,7 @@ def server_view(
             "needs_boundary": facts.kind.needs_boundary,
         },
         "volatile_slots": facts.is_volatile,
+        "shared_tokens": facts.n_ctx if facts.shares_memory and facts.slots > 1 else None,
         "breaker": breaker,
         "waiting": waiting,
         "slots": slots,

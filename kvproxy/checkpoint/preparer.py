@@ -6,6 +6,9 @@
         it is not                erase: what is left of another conversation is nobody's,
                                  unless both open alike: then it is a beginning that need not be computed
 
+Where all slots share one memory, idle ones are emptied before (`make_way`) as far as it takes: the server
+would empty others than those that are missed least, and not say which.
+
 Runs in a task of the house. A client that leaves meanwhile does not tear a save or a restore apart.
 """
 
@@ -29,6 +32,7 @@ from kvproxy.checkpoint.restorer import Restoration, Restorer
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import Epoch, SessionKey, SlotId, short
 from kvproxy.sessions.session import Session
+from kvproxy.slots.cells import has_room, next_to_empty
 from kvproxy.slots.leases import Lease
 from kvproxy.slots.state import SlotState
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
@@ -43,6 +47,17 @@ _REASONS = {
 }
 
 
+_MAY_BE_EMPTIED = frozenset(
+    {
+        CheckpointOutcome.PUBLISHED,
+        CheckpointOutcome.CLEAN,
+        CheckpointOutcome.TOO_SMALL,
+        CheckpointOutcome.OFF,
+    }
+)
+"""It is safe, or not to be kept."""
+
+
 class Preparer:
     def __init__(
         self,
@@ -52,7 +67,7 @@ class Preparer:
         *,
         on_switch: bool,
         is_strict: bool,
-        borrow: Callable[[Lease], Lease | None],
+        borrow: Callable[[Lease, SlotId | None], Lease | None],
     ) -> None:
         self._p = parts
         self._checkpointer = checkpointer
@@ -67,6 +82,28 @@ class Preparer:
             return None
         view = self._p.table.view(lease.slot)
         return Preparation(Outcome.RESIDENT) if view.occupant == session.key else None
+
+    def is_crowded(self, lease: Lease) -> bool:
+        """Whether idle slots are in the way of what the request of `lease` may come to need."""
+        table = self._p.table
+        if table.pool is None or table.is_volatile or lease.is_void:
+            return False  # a launch that clears the idle slots makes its own room
+        return not has_room(table.pool, lease.want.cells, lease.slot, table.views())
+
+    async def make_way(self, lease: Lease, cells: int) -> None:
+        """Empty idle slots of a shared memory, those first that are missed least, until the slot of `lease`
+        may come to hold `cells` tokens. Whoever lives there is saved first."""
+        table, tried = self._p.table, set[SlotId]()
+        while not lease.is_void and table.pool is not None:
+            slot = next_to_empty(table.pool, cells, lease.slot, table.views(), tried)
+            borrowed = None if slot is None else self._borrow(lease, slot)
+            if slot is None or borrowed is None:
+                return
+            tried.add(slot)
+            try:
+                await self._empty(borrowed, slot)
+            finally:
+                borrowed.release()
 
     async def prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         """Make the slot of `lease` ready for `session` (None: for a request that owns nothing)."""
@@ -119,6 +156,8 @@ class Preparer:
         result = await self._restore(lease, session)
         if result.outcome is RestoreOutcome.NO_ROOM and await self._make_room(lease):
             result = await self._restore(lease, session)
+            if result.outcome is RestoreOutcome.RESTORED:
+                self._p.shares(lease.epoch, True)
         if result.outcome is RestoreOutcome.RESTORED:
             return Preparation(Outcome.RESTORED, restored_tokens=result.tokens)
         if self._is_strict and result.outcome.is_failure:
@@ -133,7 +172,7 @@ class Preparer:
 
     async def _make_room(self, lease: Lease) -> bool:
         """Empty the other idle slots, whoever lives there saved first. False if there is none to empty."""
-        borrowed = self._borrow(lease)
+        borrowed = self._borrow(lease, None)
         if borrowed is None:
             return False
         try:
@@ -154,11 +193,16 @@ class Preparer:
         if self._p.table.view(slot).occupant is None:
             return True
         result = await self._checkpointer.save(slot, borrowed.epoch, Trigger.SWITCH)
-        return result.outcome in (CheckpointOutcome.PUBLISHED, CheckpointOutcome.CLEAN)
+        return result.outcome in _MAY_BE_EMPTIED
 
     async def _restore(self, lease: Lease, session: Session) -> Restoration:
         return await self._restorer.restore(
-            lease.slot, lease.epoch, session.key, session.revision, session.asked
+            lease.slot,
+            lease.epoch,
+            session.key,
+            session.revision,
+            session.asked,
+            lambda tokens: self.make_way(lease, max(tokens, lease.want.cells)),
         )
 
     def _reason_without_trying(self, session: Session) -> Reason:

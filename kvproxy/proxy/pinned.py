@@ -10,6 +10,7 @@ from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Preparation, Trigger
+from kvproxy.checkpoint.parts import Shares
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.proofs import Proofs
@@ -20,10 +21,11 @@ from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
-from kvproxy.proxy.stays import new_stay, remember, stay_after
+from kvproxy.proxy.stays import new_stay, remember, stay_after, tokens_after
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
+from kvproxy.slots.needs import Measure, Needs
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
@@ -60,12 +62,14 @@ class PinnedRequests:
     probe: Probe
     volatility: Volatility
     policy: CheckpointPolicy
+    needs: Needs
+    shares: Shares
     clock: Clock
 
     async def serve(self, visit: Visit, session: Session | None) -> RelayedResponse | None:
         """The answer; None if it has to begin again: the server became another one before the request was
         sent, or its conversation is not to be pinned any more."""
-        want = Want(Purpose.PINNED, session.key if session else None)
+        want = Want(Purpose.PINNED, session.key if session else None, self._cells(visit, session))
         lease = await self.holder.acquire(want, visit.account)
         if lease is None:
             return None
@@ -73,7 +77,7 @@ class PinnedRequests:
             self.holder.release(lease)
             return None
         preparation: Preparation | ReplyError | None = None
-        if not self.moorings.loose:
+        if not self.moorings.loose and not self.preparer.is_crowded(lease):
             preparation = self.preparer.at_once(lease, session)
         if preparation is None:
             preparation = await self.holder.see_through(lease, self._prepare(lease, session))
@@ -92,11 +96,17 @@ class PinnedRequests:
 
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         await self.moorings.moor_loose(lease.epoch)
+        if self.preparer.is_crowded(lease):
+            await self.preparer.make_way(lease, lease.want.cells)
         preparation = self.preparer.at_once(lease, session) or await self.preparer.prepare(lease, session)
         # It took a while. A server that is another one by now may have fewer slots, and would run the
         # request in one of them that is in use.
         await self.holder.watch.confirm()
         return preparation
+
+    def _cells(self, visit: Visit, session: Session | None) -> int:
+        known = None if session is None else session.measure
+        return self.needs.of(len(visit.call.body), visit.call.answer_limit, known, self.table.pool)
 
     async def _run(self, run: _Run) -> RelayedResponse:
         """The request itself. Whatever happens, the slot is settled and the lease has one end."""
@@ -144,13 +154,20 @@ class PinnedRequests:
             # Every request that goes on from here would fail as this one did.
             self.table.served(lease.slot, lease.epoch, None)
             return None
+        if run.visit.account.was_cut_off:
+            # It and all that ran beside it, and the server has emptied their slots.
+            self.table.served(lease.slot, lease.epoch, None, tokens=0)
+            self.needs.fell_short(lease.want.cells)
+            self.shares(lease.epoch, True)
+            return None
         if response.status >= 400:
             # Refused, too long: the slot and its snapshot are as they were.
             self.table.served(lease.slot, lease.epoch, run.before)
             return None
         usage = run.visit.account.usage
         changed = stay_after(run.stay, usage, self.clock.now()) if run.stay else None
-        self.table.served(lease.slot, lease.epoch, changed)
+        self.table.served(lease.slot, lease.epoch, changed, tokens_after(usage))
+        self._measure(run, usage)
         if changed is None:
             return None
         self._learn(run, changed, usage)
@@ -165,6 +182,15 @@ class PinnedRequests:
             return False
         run.visit.account.emptied()
         return True
+
+    def _measure(self, run: _Run, usage: Usage) -> None:
+        """Remember how many tokens its bytes were, for those that come after it."""
+        if usage.prompt is None:
+            return
+        call, measure = run.visit.call, Measure(len(run.visit.call.body), usage.prompt)
+        self.needs.learn(measure, usage.generated, call.answer_limit)
+        if run.session is not None:
+            run.session.measure = measure
 
     def _learn(self, run: _Run, stay: Occupancy, usage: Usage) -> None:
         """Remember what a snapshot in the right form will need to be made, and what this answer showed."""

@@ -18,7 +18,8 @@ while anything of ours is on its way, so that what was restored is still there w
 and what was answered is saved before another launch clears it.
 
 The line is first come, first served, with two refinements: a waiter that can only be served by one slot
-(its own session's) does not hold up the others, while one that needs many does, or it would starve.
+(its own session's) does not hold up the others, while one that needs many does, or it would starve. So does
+one for which there is no room yet in a memory that the slots share (`cells`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from itertools import count
 from kvproxy.clock import Clock
 from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, ReplyError
 from kvproxy.identifiers import Epoch, SlotId
+from kvproxy.slots.cells import may_run
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
@@ -227,7 +229,7 @@ class LeaseDesk:
         if lease.is_released or lease.is_void:
             return ()
         fresh = tuple(view.id for view in self.table.views() if view.is_free)
-        self.table.hold(fresh, lease.id)
+        self.table.hold(fresh, lease.id, lease.want.cells)
         lease.slots += fresh
         return fresh
 
@@ -237,13 +239,14 @@ class LeaseDesk:
         if lease.is_released or lease.is_void:
             return False
         if slot not in lease.slots and not self.table.view(slot).is_leased:
-            self.table.hold((slot,), lease.id)
+            self.table.hold((slot,), lease.id, lease.want.cells)
             lease.slots += (slot,)
         return slot in lease.slots
 
-    def borrow(self, lease: Lease) -> Lease | None:
-        """A lease of all free slots, for the holder of `lease`, to whom the server has no room to give."""
-        free = tuple(view.id for view in self.table.views() if view.is_free)
+    def borrow(self, lease: Lease, slot: SlotId | None = None) -> Lease | None:
+        """A lease of all free slots, or of `slot`, for the holder of `lease`, to whom the server has no room
+        to give; None if there is none."""
+        free = tuple(view.id for view in self.table.views() if view.is_free and slot in (None, view.id))
         return self._lease(Want(Purpose.CHECKPOINT), free, 0.0) if free and not lease.is_void else None
 
     async def depart(self, lease: Lease) -> None:
@@ -351,16 +354,25 @@ class LeaseDesk:
                 continue
             if blocked or self._is_closed or not self._grant(waiter):
                 still.append(waiter)
-                blocked = blocked or waiter.want.purpose in (Purpose.FLOATING, Purpose.EXCLUSIVE)
+                blocked = blocked or self._holds_up(waiter.want)
         self._line.extendleft(reversed(still))
         if self.awaits_launch:
             self._on_unseen()
 
+    def _holds_up(self, want: Want) -> bool:
+        """Whether those behind it have to wait because it does."""
+        if want.purpose in (Purpose.FLOATING, Purpose.EXCLUSIVE):
+            return True
+        return self.table.pool is not None and choose(want, self.table.views()) is not None
+
     def _grant(self, waiter: _Waiter) -> bool:
-        choice = choose(waiter.want, self.table.views())
+        views, pool = self.table.views(), self.table.pool
+        choice = choose(waiter.want, views)
         if choice is None:
             return False
         slots, is_fork = choice
+        if pool is not None and not may_run(pool, waiter.want.cells, slots, views):
+            return False
         lease = self._lease(waiter.want, slots, self._clock.now() - waiter.since, is_fork)
         if waiter.want.purpose is Purpose.FLOATING:
             self._gate = lease
@@ -369,7 +381,7 @@ class LeaseDesk:
 
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
         lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)
-        self.table.hold(slots, lease.id)
+        self.table.hold(slots, lease.id, want.cells)
         self._out.add(lease.id)
         return lease
 

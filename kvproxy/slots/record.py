@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy, Sight, SlotView
-from kvproxy.slots.state import SlotState
+from kvproxy.slots.state import SlotEvent, SlotState, advance
+from kvproxy.upstream.replies import SlotInfo
 
 MAY_BE_IDLE = (SlotState.RESIDENT, SlotState.RESTORING, SlotState.SAVING, SlotState.CANCELLING)
 """For all we know, the server runs nothing there."""
@@ -50,6 +51,46 @@ class SlotRecord:
     was_swept: bool = False
     """Another request was launched while this slot was in somebody's hands: what it held may be gone, and
     nothing but a save can tell."""
+    cells: int = 0
+    """Tokens that it holds at most."""
+    claim: int = 0
+    """Tokens that what its lease is for may come to need."""
+
+    def move(self, event: SlotEvent, now: float) -> None:
+        """The only way its state changes. `now` is monotonic seconds."""
+        self.state = advance(self.state, event)
+        if event is not SlotEvent.SAVE:  # before some saves the slot is rewound
+            self.sight, self.changed_at = None, now
+        if self.state is SlotState.IDLE:
+            self.was_swept = False
+
+    def grow(self) -> None:
+        """Its request goes on, or may: it may come to hold all that was claimed."""
+        self.cells = max(self.cells, self.claim)
+
+    def end(self, occupancy: Occupancy | None, now: float) -> None:
+        """Its request is over and left `occupancy`; None where that is nobody's."""
+        self.last_used, self.settling = now, None
+        if self.pending_actions:
+            # A late restore or save may have met this request: nothing here may be saved as a session's.
+            self.occupancy = None
+            self.move(SlotEvent.DOUBTED, now)
+        else:
+            self.occupancy = None if self.met_doubt else occupancy
+            self.move(SlotEvent.KEPT if self.occupancy else SlotEvent.LOST, now)
+
+    def was_used(self, info: SlotInfo, asked_at: float) -> bool:
+        """Whether a look that began at `asked_at` shows that somebody else ran a task here."""
+        is_free = self.holder is None and self.free_since < asked_at
+        if not is_free or self.state not in (SlotState.IDLE, SlotState.RESIDENT):
+            return False
+        before, self.last_task = self.last_task, SeenTask(info.id_task)
+        return info.is_processing or before not in (None, self.last_task)
+
+    def weigh(self, info: SlotInfo) -> None:
+        """It was seen at rest, as it is now."""
+        if info.n_prompt_tokens is not None:
+            self.cells = info.n_prompt_tokens
 
     def view(self) -> SlotView:
         leased = self.holder is not None
@@ -62,6 +103,7 @@ class SlotRecord:
             self.is_blank,
             self._is_underway,
             self.sight,
+            max(self.cells, self.claim),
         )
 
     @property

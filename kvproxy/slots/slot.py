@@ -69,6 +69,8 @@ class SlotView:
     """The server was seen to run its request, so of its own choice it puts no other one there."""
     sight: Sight | None = field(default=None, compare=False)
     """What was seen of it at rest since it last changed; None if nobody has looked."""
+    cells: int = field(default=0, compare=False)
+    """Tokens that it holds at most, or that its request may come to need."""
 
     @property
     def occupant(self) -> SessionKey | None:

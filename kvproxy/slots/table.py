@@ -14,10 +14,10 @@ from dataclasses import replace
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
-from kvproxy.slots.record import MAY_BE_IDLE, SeenTask, SlotRecord
+from kvproxy.slots.record import MAY_BE_IDLE, SlotRecord
 from kvproxy.slots.settling import Settling, look
 from kvproxy.slots.slot import Occupancy, Sight, SlotView
-from kvproxy.slots.state import SlotEvent, SlotState, advance
+from kvproxy.slots.state import SlotEvent, SlotState
 from kvproxy.upstream.replies import SlotInfo
 
 
@@ -34,6 +34,8 @@ class SlotTable:
         """Whether a draft model runs ahead of the slots."""
         self.is_volatile = False
         """The server clears every idle slot when it launches a request in another one."""
+        self.pool: int | None = None
+        """Tokens that all slots may hold together; None where each has a memory of its own, or may have."""
         self._adrift: dict[SessionKey, Revision] = {}
 
     # -- a life of the server --------------------------------------------------------------------------
@@ -43,6 +45,7 @@ class SlotTable:
         self.epoch = Epoch(self.epoch + 1)
         self.speculates = False
         self.is_volatile = False
+        self.pool = None
         self._adrift.clear()
         now = self._clock.now()
         self._slots = {SlotId(n): SlotRecord(SlotId(n), now) for n in range(total_slots)}
@@ -61,17 +64,20 @@ class SlotTable:
             if slot is None or slot.since > asked_at:
                 continue
             if slot.state is SlotState.UNKNOWN and slot.holder is None and not info.is_processing:
-                slot.state = advance(slot.state, SlotEvent.SEEN_IDLE)
+                self._move(slot, SlotEvent.SEEN_IDLE)
                 slot.is_blank = not info.n_prompt_tokens
+                slot.weigh(info)
             elif slot.state is SlotState.SERVING and info.is_processing:
                 self._launched(slot)
-            elif slot.state is SlotState.RESIDENT and not info.is_processing:
+            elif slot.state in (SlotState.IDLE, SlotState.RESIDENT) and not info.is_processing:
                 if slot.changed_at < asked_at:
                     slot.sight = Sight(info.id_task, info.n_prompt_tokens)
+                    slot.weigh(info)
             elif slot.settling is not None:
                 slot.settling = look(slot.settling, infos, self._clock.now())
                 if slot.settling is None:
                     self._settled(slot)
+                    slot.weigh(info)
         return self.unsettled + self._unseen < before
 
     def foreign(self, infos: Sequence[SlotInfo], asked_at: float) -> tuple[SlotId, ...]:
@@ -80,18 +86,11 @@ class SlotTable:
         What lived there is lost. One in which such a task still runs is not free until it is seen idle.
         `asked_at` as for `seen`. Cheap and not complete: a task between our own and the next look is missed.
         """
-        used = [info for info in infos if self._was_used(info, asked_at)]
+        used = [info for info in infos if (s := self._slots.get(info.id)) and s.was_used(info, asked_at)]
         for info in used:
             self._drop(self._slots[info.id], is_running=info.is_processing)
+            self._slots[info.id].weigh(info)
         return tuple(info.id for info in used)
-
-    def _was_used(self, info: SlotInfo, asked_at: float) -> bool:
-        slot = self._slots.get(info.id)
-        is_free = slot is not None and slot.holder is None and slot.free_since < asked_at
-        if slot is None or not is_free or slot.state not in (SlotState.IDLE, SlotState.RESIDENT):
-            return False
-        before, slot.last_task = slot.last_task, SeenTask(info.id_task)
-        return info.is_processing or before not in (None, slot.last_task)
 
     def _drop(self, slot: SlotRecord, *, is_running: bool) -> None:
         if slot.state is SlotState.RESIDENT:
@@ -142,19 +141,22 @@ class SlotTable:
 
     # -- leases (called by the desk alone) ----------------------------------------------------------------
 
-    def hold(self, slots: Iterable[SlotId], holder: int) -> None:
+    def hold(self, slots: Iterable[SlotId], holder: int, claim: int = 0) -> None:
+        """`claim` is how many tokens each of them may come to hold under this lease."""
         for slot in slots:
             held = self._slots[slot]
             if held.holder is not None:
                 raise InvariantError(f"slot {slot} is held by lease {held.holder}, not free for {holder}")
-            held.holder = holder
+            held.holder, held.claim = holder, claim
 
     def let_go(self, slots: Iterable[SlotId], holder: int) -> None:
         for slot in slots:
             held = self._slots[slot]
             if held.holder != holder:
                 raise InvariantError(f"lease {holder} gives back slot {slot}, held by {held.holder}")
-            held.holder = None
+            if held.state is SlotState.CANCELLING:
+                held.grow()
+            held.holder, held.claim = None, 0
             held.free_since, held.last_task = self._clock.now(), None
             if held.was_swept and held.state is SlotState.RESIDENT:
                 self._wash_away(held)
@@ -167,6 +169,7 @@ class SlotTable:
             return False
         self._move(held, SlotEvent.SERVE)
         held.occupancy, held.is_blank = occupancy, False
+        held.grow()
         held.met_doubt = held.pending_actions > 0
         held.was_seen_running, held.was_swept, held.since = False, False, self._clock.now()
         if occupancy is not None:
@@ -191,12 +194,17 @@ class SlotTable:
             self._move(held, SlotEvent.LOST)
         return self.serve(slot, epoch, occupancy) and self.launched(slot, epoch)
 
-    def served(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None) -> bool:
-        """The request in `slot` ended; None where what it left is nobody's."""
+    def served(
+        self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None, tokens: int | None = None
+    ) -> bool:
+        """The request in `slot` ended; `occupancy` is None where what it left is nobody's. `tokens` is how
+        many that are, None if it is as `occupancy` says, or not known."""
         if (held := self._current(slot, epoch)) is None:
             return False
         self._launched(held)
-        self._end(held, occupancy)
+        held.end(occupancy, self._clock.now())
+        known = occupancy.tokens if tokens is None and occupancy else tokens
+        held.cells = held.cells if known is None else known
         return True
 
     def broke_off(self, slot: SlotId, epoch: Epoch, settling: Settling) -> bool:
@@ -250,6 +258,7 @@ class SlotTable:
         if held.occupancy is not None:
             self.last_switch = self._clock.now()
         held.occupancy, held.is_blank = None, is_blank
+        held.cells = 0 if is_blank else held.cells
         return True
 
     def start_saving(self, slot: SlotId, epoch: Epoch) -> bool:
@@ -262,6 +271,7 @@ class SlotTable:
         if held is None or held.occupancy is None:
             return False
         held.occupancy = replace(held.occupancy, tokens=tokens, is_boundary=True)
+        held.cells = tokens
         return True
 
     def save_ended(self, slot: SlotId, epoch: Epoch) -> bool:
@@ -291,6 +301,7 @@ class SlotTable:
             return False
         self._move(held, SlotEvent.RESTORED)
         held.occupancy, held.is_blank = occupancy, False
+        held.cells = held.cells if occupancy.tokens is None else occupancy.tokens
         return True
 
     def readopt(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy) -> bool:
@@ -307,6 +318,7 @@ class SlotTable:
             return False
         self._move(held, SlotEvent.NOT_RESTORED)
         held.is_blank = is_blank
+        held.cells = 0 if is_blank else held.cells
         return True
 
     def doubt(self, slot: SlotId, epoch: Epoch) -> bool:
@@ -315,6 +327,7 @@ class SlotTable:
             return False
         self._move(held, SlotEvent.DOUBTED)
         held.occupancy, held.is_blank = None, False
+        held.grow()
         held.pending_actions += 1
         return True
 
@@ -339,11 +352,7 @@ class SlotTable:
         return True
 
     def _move(self, slot: SlotRecord, event: SlotEvent) -> None:
-        slot.state = advance(slot.state, event)
-        if event is not SlotEvent.SAVE:  # before some saves the slot is rewound
-            slot.sight, slot.changed_at = None, self._clock.now()
-        if slot.state is SlotState.IDLE:
-            slot.was_swept = False
+        slot.move(event, self._clock.now())
 
     def _launched(self, slot: SlotRecord) -> None:
         if not slot.was_seen_running:
@@ -362,6 +371,8 @@ class SlotTable:
                 self._wash_away(slot)
             elif slot.state in MAY_BE_IDLE:
                 slot.was_swept = True
+            elif slot.state is SlotState.IDLE:
+                slot.cells = 0
 
     def _wash_away(self, slot: SlotRecord) -> None:
         """The server emptied it, or may have. It is not called blank: one that only ran out of room empties
@@ -369,27 +380,17 @@ class SlotTable:
         if slot.occupancy is not None and slot.occupancy.is_dirty:
             self._adrift[slot.occupancy.session] = slot.occupancy.revision
         self._move(slot, SlotEvent.LOST)
-        slot.occupancy, slot.is_blank = None, False
+        slot.occupancy, slot.is_blank, slot.cells = None, False, 0
 
     def _settled(self, slot: SlotRecord) -> None:
         # What a dropped request had computed is kept: a client that retries continues from there.
         occupancy = slot.occupancy
         was_swept, slot.was_swept = slot.was_swept, False
         self._launched(slot)
-        self._end(slot, occupancy.changed(self._clock.now(), None, 0) if occupancy else None)
+        now = self._clock.now()
+        slot.end(occupancy.changed(now, None, 0) if occupancy else None, now)
         if was_swept and slot.state is SlotState.RESIDENT:
             self._wash_away(slot)
-
-    def _end(self, slot: SlotRecord, occupancy: Occupancy | None) -> None:
-        slot.last_used = self._clock.now()
-        slot.settling = None
-        if slot.pending_actions:
-            # A late restore or save may have met this request: nothing here may be saved as a session's.
-            slot.occupancy = None
-            self._move(slot, SlotEvent.DOUBTED)
-        else:
-            slot.occupancy = None if slot.met_doubt else occupancy
-            self._move(slot, SlotEvent.KEPT if slot.occupancy else SlotEvent.LOST)
 
     def __repr__(self) -> str:
         cells = ", ".join(

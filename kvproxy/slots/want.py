@@ -24,6 +24,8 @@ class Want:
 
     purpose: Purpose
     session: SessionKey | None = None
+    cells: int = 0
+    """Tokens that its slot may come to hold; told only where slots share one memory."""
 
 
 def choose(want: Want, views: Sequence[SlotView]) -> tuple[tuple[SlotId, ...], bool] | None:

@@ -65,6 +65,11 @@ class SnapshotFiles(Protocol):
         """The kind of memory that the file shows; UNKNOWN if it shows none."""
         ...
 
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        """How many memories the server has for its slots, by the file: 1 if they share it, 0 if it keeps no
+        tokens apart (recurrent); None if the file does not show it."""
+        ...
+
     async def free_bytes(self) -> int | None:
         """Room for more; None if not known."""
         ...
@@ -102,6 +107,9 @@ class ServerOwnedFiles:
 
     async def kind_of(self, name: SnapshotName) -> MemoryKind:
         return MemoryKind.UNKNOWN
+
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        return None
 
     async def free_bytes(self) -> int | None:
         return None
@@ -144,6 +152,10 @@ class SharedDirectory:
     async def kind_of(self, name: SnapshotName) -> MemoryKind:
         layout = await asyncio.to_thread(read_layout, self.path / name)
         return layout.kind if isinstance(layout, Layout) else MemoryKind.UNKNOWN
+
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        layout = await asyncio.to_thread(read_layout, self.path / name)
+        return layout.streams or 0 if isinstance(layout, Layout) else None
 
     async def free_bytes(self) -> int | None:
         return await asyncio.to_thread(_free_bytes, self.path)

@@ -84,6 +84,8 @@ class Facts:
     canary: str = ""
     """Its name, as in the fingerprint."""
     is_volatile: bool = False
+    shares_memory: bool | None = None
+    """Whether all slots share one memory of `n_ctx` tokens (unified KV); None if nothing has shown it yet."""
     pins: bool = True
     """Whether requests are pinned to slots of our choice. Where the server clears slots behind our back, or
     does not let us see them, it chooses better than we could, and requests pass through as they are."""
@@ -97,6 +99,11 @@ class Facts:
     def advice(self) -> str:
         """What does not work as it could, and what to change; empty if nothing is known."""
         return SERIAL_ADVICE if self.is_volatile and self.persistence.is_on else self.persistence.reason
+
+    @property
+    def slots(self) -> int:
+        """How many the server has; 0 before it told."""
+        return self.props.total_slots if self.props else 0
 
     @property
     def n_ctx(self) -> int | None:

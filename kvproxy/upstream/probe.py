@@ -48,9 +48,11 @@ class Flight:
     """The session's whose request it is: it adopts the slot, if it took one alone. None if it is nobody's."""
     left: Occupancy | None = None
     """What of that stay the answer left in the slot; None if nothing that can be believed."""
+    tokens: int | None = None
+    """How many tokens the answer left in the slot, whosever they are; None if not known."""
 
-    def end(self, *, was_dropped: bool, left: Occupancy | None = None) -> None:
-        self.was_dropped, self.left = was_dropped, left
+    def end(self, *, was_dropped: bool, left: Occupancy | None = None, tokens: int | None = None) -> None:
+        self.was_dropped, self.left, self.tokens = was_dropped, left, tokens
         self.ended.set()
 
     @property
@@ -198,4 +200,4 @@ class Probe:
                 self._table.broke_off(slot, epoch, Settling(slot, was_seen=True))
             else:
                 is_held = flight.adopts and self._desk.claim(flight.lease, slot)
-                self._table.served(slot, epoch, flight.left if is_held else None)
+                self._table.served(slot, epoch, flight.left if is_held else None, flight.tokens)

@@ -4,8 +4,8 @@ With llama-server's defaults (unified KV, idle slots moved to the RAM cache) it 
 resident is empty as soon as another slot gets a request, and no answer says so. The proof is cheap: after a
 request in one slot, look whether another that should hold tokens still does.
 
-Where all slots are idle and empty, as after a start, that is tried out before anybody is served
-(`clears_idle_slots`). Else the first requests that show it are the proof (`Volatility`).
+Where all slots are idle and empty, as after a start, that is tried out before anybody is served (`trial`).
+Else the first requests that show it are the proof.
 """
 
 from __future__ import annotations
@@ -20,33 +20,6 @@ from kvproxy.slots.table import SlotTable
 from kvproxy.tasks import TaskSet
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import SlotInfo, Unavailable
-
-PROBES = ((1, 2, 3, 4), (2, 3, 4, 5))
-"""What the first slot is given, and then the second: token ids that every vocabulary has."""
-
-PROBE_SECONDS = 30.0
-"""Two prompts of four tokens, on a machine that may still be reading the model."""
-
-
-async def clears_idle_slots(client: LlamaServer, slots: Sequence[SlotInfo]) -> bool | None:
-    """Whether a request in one slot empties another; None if that is not known.
-
-    Tried out only where there are two slots and all are idle and empty, as they are again afterwards.
-    Nobody else may be about to use them.
-    """
-    if len(slots) < 2 or any(info.is_processing or info.n_prompt_tokens for info in slots):
-        return None
-    first, second = slots[0].id, slots[1].id
-    for slot, prompt in zip((first, second), PROBES, strict=True):
-        answer = await client.complete(slot, prompt, n_predict=0, timeout=PROBE_SECONDS)
-        if isinstance(answer, Unavailable):
-            return None
-    infos = await client.slots()
-    for slot in (first, second):
-        await client.start_erase(slot).wait(PROBE_SECONDS)
-    if isinstance(infos, Unavailable):
-        return None
-    return _is_cleared(next((info for info in infos if info.id == first), None))
 
 
 class Volatility:

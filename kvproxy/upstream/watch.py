@@ -22,7 +22,14 @@ from kvproxy.slots.settling import Settling
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.tasks import TaskSet
-from kvproxy.telemetry.events import Emit, ServerReady, ServerUnavailable, VolatileSlotsSeen, Warned
+from kvproxy.telemetry.events import (
+    Emit,
+    ServerReady,
+    ServerUnavailable,
+    SharedMemorySeen,
+    VolatileSlotsSeen,
+    Warned,
+)
 from kvproxy.upstream.acquaintance import ANSWER_SECONDS, Acquaintance, Introduction, Leftover
 from kvproxy.upstream.client import Action, LlamaServer
 from kvproxy.upstream.facts import (
@@ -37,6 +44,7 @@ from kvproxy.upstream.facts import (
     cannot_be_reached,
 )
 from kvproxy.upstream.replies import Erased, Obstacle, Props, SlotInfo, Unavailable
+from kvproxy.upstream.trial import NOTHING_SEEN, Trial
 
 FRESH_SECONDS = 1.0
 """A request after more than this of silence asks `/props` before it trusts a slot."""
@@ -58,8 +66,8 @@ _HIDDEN = (Obstacle.UNSUPPORTED, Obstacle.UNAUTHORIZED, Obstacle.NOT_LLAMA_SERVE
 """Why `/slots` will not be seen in this life. Any other trouble passes."""
 
 
-async def _not_known(slots: Sequence[SlotInfo]) -> bool | None:
-    return None
+async def _not_tried(slots: Sequence[SlotInfo]) -> Trial:
+    return NOTHING_SEEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +90,8 @@ class WatchParts:
     """Called when another process answers: connections to the one before are of no use."""
     readopt: Callable[[Props, tuple[SlotInfo, ...]], None] = lambda props, slots: None
     """Called at the first look at the slots since kvproxy started."""
-    clears_idle_slots: Callable[[Sequence[SlotInfo]], Awaitable[bool | None]] = _not_known
-    """Tries out, while nothing is granted, whether a request in one slot empties another."""
+    try_out: Callable[[Sequence[SlotInfo]], Awaitable[Trial]] = _not_tried
+    """Tries out, while nothing is granted, what the server does not tell of its slots."""
 
 
 class Watch:
@@ -246,7 +254,7 @@ class Watch:
         self._p.desk.epoch_began()
         self._p.process_changed()
         met = await self._p.introduction.meet(props, self._p.standing.facts)
-        is_volatile = (has_slept and known.is_volatile) or await self._clears_idle_slots(met)
+        trial = Trial(known.is_volatile, known.shares_memory) if has_slept else await self._try_out(met)
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
         self._is_suspect = self._is_changed = False
@@ -259,18 +267,20 @@ class Watch:
         self._admit(props, met.slots)
         if met.leftover is not None:
             self._settle(met.leftover, epoch)
-        if is_volatile:
+        if trial.shares is not None:
+            self.found_shared(epoch, trial.shares)
+        if trial.clears:
             self.found_volatile()
         if self._p.standing.facts.pins:
             self._p.desk.resume()
             self._p.look()
         return True
 
-    async def _clears_idle_slots(self, met: Acquaintance) -> bool:
+    async def _try_out(self, met: Acquaintance) -> Trial:
         is_quiet = met.leftover is None and not self._p.desk.has_strays
         if isinstance(met.slots, Unavailable) or not met.persistence.is_on or not is_quiet:
-            return False
-        return bool(await self._p.clears_idle_slots(met.slots))
+            return NOTHING_SEEN
+        return await self._p.try_out(met.slots)
 
     def _settle(self, leftover: Leftover, epoch: Epoch) -> None:
         """Grant the slot of a canary that did not end in time once nothing of it can come any more."""
@@ -330,6 +340,17 @@ class Watch:
         what = "nothing is restored" if still_saves else "nothing is saved or restored"
         self._p.emit(Warned(f"{what} until the server is started again: {reason}", _UNSUPPORTED))
 
+    def found_shared(self, epoch: Epoch, shares: bool) -> None:
+        """It was seen in `epoch` whether all slots share one memory. If they do, only what fits beside each
+        other runs side by side."""
+        facts = self._p.standing.facts
+        if epoch != self._p.table.epoch or facts.shares_memory is not None:
+            return
+        self._p.standing.set(shares_memory=shares)
+        if shares and facts.n_ctx is not None and facts.slots > 1:
+            self._p.table.pool = facts.n_ctx
+            self._p.emit(SharedMemorySeen(self._p.server, facts.n_ctx))
+
     def found_volatile(self) -> None:
         """The server was seen to clear idle slots: save each answer and launch one request at a time; where
         nothing can be saved, leave the choice of slots to it."""
@@ -346,6 +367,7 @@ class Watch:
         self._p.standing.set(
             is_volatile=True, persistence=facts.persistence, pins=facts.pins, **_as_is(facts)
         )
+        self.found_shared(self._p.table.epoch, True)  # only such a server clears idle slots
         self._p.emit(VolatileSlotsSeen(self._p.server, facts.advice))
 
 

@@ -230,6 +230,7 @@ class FakeFiles:
     seen: FileIdentity | None = None
     sha256: str | None = None
     kind: MemoryKind = MemoryKind.UNKNOWN
+    streams: int | None = None
     free: list[int | None] = field(default_factory=lambda: [None])
     """Given in turn, the last one again and again."""
     ids: str | None = None
@@ -262,6 +263,9 @@ class FakeFiles:
     async def kind_of(self, name: SnapshotName) -> MemoryKind:
         return self.kind
 
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        return self.streams
+
     async def free_bytes(self) -> int | None:
         return self.free.pop(0) if len(self.free) > 1 else self.free[0]
 
@@ -274,6 +278,11 @@ class FakeScratch:
     """Names for a moment, and which were deleted."""
 
     deleted: list[SnapshotName] = field(default_factory=list)
+    is_visible: bool = True
+    streams: int | None = None
+
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        return self.streams
 
     def new_name(self) -> SnapshotName:
         return new_name(OWNER)
@@ -441,6 +450,7 @@ class World:
         self.changes = 0
         self.emptied = 0
         self.unable: list[str] = []
+        self.shares: list[bool] = []
         self.tasks = TaskSet(lambda name, error: self.sink(TaskDied(name, error)))
         self.desk = LeaseDesk(
             self.table, self.clock, max_waiting=8, max_wait_seconds=5.0, on_change=lambda: None
@@ -484,12 +494,16 @@ class World:
             slots_changed=self._changed,
             emptied=self._emptied,
             unable=self._unable,
+            shares=self._shares,
         )
 
     def _unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
         if epoch == self.table.epoch:
             self.standing.set(persistence=Persistence(PersistenceMode.OFF, reason, still_saves))
             self.unable.append(reason)
+
+    def _shares(self, epoch: Epoch, shares: bool) -> None:
+        self.shares.append(shares)
 
     def _changed(self) -> None:
         self.changes += 1

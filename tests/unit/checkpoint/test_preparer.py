@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
+from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.restorer import NO_ROOM
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SessionKey, SlotId
@@ -12,7 +13,7 @@ from kvproxy.slots.leases import Lease, Purpose, Want
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored, Saved
-from tests.support.fakes_core import A, B, Late, World, generation_of, manifest_of, settle, stay
+from tests.support.fakes_core import A, B, C, Late, World, generation_of, manifest_of, settle, stay
 
 S0 = SlotId(0)
 FAILED = ActionFailure(Fault.FAILED, "HTTP 500", 500)
@@ -385,3 +386,96 @@ class TestRoom:
 
         assert verbs(w).count("restore 0") == 2
         assert not w.store.find_any(A)[0].current.is_valid
+
+
+class TestWay:
+    """All slots share room for 2500 tokens; sessions B and C are idle with 1000 each, and A needs more."""
+
+    POOL = 2500
+
+    def world(self, b: int = 1, c: int = 0) -> World:
+        """`b` and `c`: which revision of each is saved, of 1."""
+        w = World(slots=3)
+        w.table.pool = self.POOL
+        w.house(1, stay(B, saved=b))
+        w.clock.advance(1)
+        w.house(2, stay(C, saved=c))
+        return w
+
+    async def lease(self, w: World, cells: int) -> Lease:
+        return await w.desk.acquire(Want(Purpose.PINNED, A, cells))
+
+    async def make_way(self, w: World, cells: int) -> list[str]:
+        lease = await self.lease(w, cells)
+        await w.preparer.make_way(lease, cells)
+        await settle()
+        return [verb for verb in verbs(w) if verb.split()[0] in ("save", "erase")]
+
+    async def test_nobody_is_disturbed_where_there_is_room(self) -> None:
+        w = self.world()
+        lease = await self.lease(w, 500)
+        assert not w.preparer.is_crowded(lease)
+        await w.preparer.make_way(lease, 500)
+        assert w.log == []
+
+    async def test_where_slots_share_nothing_there_is_never_a_crowd(self) -> None:
+        w = self.world()
+        w.table.pool = None
+        lease = await self.lease(w, 10**6)
+        assert not w.preparer.is_crowded(lease)
+        await w.preparer.make_way(lease, 10**6)
+        assert w.log == []
+
+    async def test_where_a_launch_clears_the_idle_slots_it_makes_its_own_room(self) -> None:
+        w = self.world()
+        w.table.is_volatile = True
+        assert not w.preparer.is_crowded(await self.lease(w, self.POOL))
+
+    async def test_the_saved_goes_before_the_dirty_and_only_as_many_as_it_takes(self) -> None:
+        w = self.world()
+        assert w.preparer.is_crowded(await self.lease(w, 1000))
+        assert await self.make_way(self.world(), 1000) == ["erase 1"]
+        assert await self.make_way(self.world(b=0, c=1), 1000) == ["erase 2"]
+
+    async def test_the_dirty_is_saved_before(self) -> None:
+        w = self.world()
+        assert await self.make_way(w, 2000) == ["erase 1", "save 2", "erase 2"]
+        assert w.store.find_any(C)
+        assert w.table.view(SlotId(2)).cells == 0
+
+    async def test_one_that_cannot_be_saved_keeps_its_place_and_nobody_waits_for_ever(self) -> None:
+        w = self.world()
+        w.server.answer("save", FAILED)
+        assert await self.make_way(w, 2000) == ["erase 1", "save 2"]
+        assert w.occupant(2) == "c" * 12
+
+    async def test_one_that_is_too_small_to_keep_goes_unsaved(self) -> None:
+        w = World(slots=2, policy=CheckpointPolicy(min_tokens=5000))
+        w.table.pool = self.POOL
+        w.house(1, stay(B))
+        assert await self.make_way(w, 2000) == ["erase 1"]
+
+    async def test_running_slots_are_left_alone(self) -> None:
+        w = self.world()
+        running = await w.desk.acquire(Want(Purpose.PINNED, C, 1000))
+        w.table.serve(running.slot, running.epoch, stay(C))
+        lease = w.desk._lease(Want(Purpose.PINNED, A, 2000), (S0,), 0.0)
+        await w.preparer.make_way(lease, 2000)
+        assert verbs(w) == ["erase 1"]
+
+    async def test_a_restore_makes_its_way_first_and_is_asked_for_once(self) -> None:
+        w = self.world()
+        w.keep(manifest_of(A, generation_of()))
+
+        assert await prepare(w, requests=1) == Preparation(Outcome.RESTORED, restored_tokens=1000)
+
+        done = [verb for verb in verbs(w) if verb.split()[0] in ("save", "restore", "erase")]
+        assert done == ["erase 1", "restore 0"]
+
+    async def test_room_that_only_came_by_emptying_others_shows_that_it_is_shared(self) -> None:
+        w = World()
+        w.keep(manifest_of(A, generation_of()))
+        w.server.answer("restore", TestRoom.FULL, Restored(1000, 5000))
+        w.house(1, stay(B))
+        await prepare(w, requests=1)
+        assert w.shares == [True]

@@ -11,7 +11,7 @@ from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotF
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import new_name
 from kvproxy.upstream.replies import Saved
-from tests.unit.snapshots.layout_samples import attention, slot_file
+from tests.unit.snapshots.layout_samples import attention, recurrent, slot_file
 from tests.unit.snapshots.samples import OWNER, generation, packed_file, put
 
 DATA = packed_file([5, 6, 7])
@@ -168,3 +168,23 @@ async def test_a_file_shows_its_kind_of_memory_or_that_it_shows_none(
     assert await ServerOwnedFiles().kind_of(name) is MemoryKind.UNKNOWN
     put(shared.path, slot_file(8, attention(range(8)), attention(range(4, 8))), name)
     assert await shared.kind_of(name) is MemoryKind.SLIDING_WINDOW
+
+
+@pytest.mark.parametrize(
+    ("block", "streams"),
+    [(attention(range(8)), 1), (attention(range(8), streams=3, stream=1), 3), (recurrent(7), 0)],
+)
+async def test_a_file_shows_how_many_memories_the_server_has_for_its_slots(
+    shared: SharedDirectory, block: bytes, streams: int
+) -> None:
+    name = new_name(OWNER)
+    put(shared.path, slot_file(8, block), name)
+    assert await shared.streams_of(name) == streams
+
+
+async def test_what_is_no_slot_file_shows_none(shared: SharedDirectory) -> None:
+    name = new_name(OWNER)
+    assert await shared.streams_of(name) is None
+    put(shared.path, slot_file(8, attention(range(8)))[:-1], name)
+    assert await shared.streams_of(name) is None
+    assert await ServerOwnedFiles().streams_of(name) is None

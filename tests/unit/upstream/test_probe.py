@@ -155,6 +155,15 @@ class TestUnpinned:
 
         assert room.table.view(S1).occupancy == stay(A, revision=2)
 
+    async def test_what_it_left_counts_in_its_slot_whosever_it_is(self) -> None:
+        room = Room()
+        flight, following = await room.launch()
+        room.shows(idle(0, task=1), processing(1, task=3))
+        await room.until_narrowed(flight.lease, to=(S1,))
+        flight.end(was_dropped=False, tokens=77)
+        await following
+        assert room.table.view(S1).cells == 77
+
     async def test_an_answer_that_says_nothing_of_what_it_left_leaves_nobody(self) -> None:
         room = Room()
         flight, following = await room.launch()

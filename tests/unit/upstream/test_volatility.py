@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
-
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
 from kvproxy.telemetry.events import TaskDied
 from kvproxy.upstream.replies import SlotInfo
-from kvproxy.upstream.volatility import PROBES, Volatility, clears_idle_slots
-from tests.support.fakes_core import UNREACHABLE, A, B, World, idle, processing, settle, stay
+from kvproxy.upstream.volatility import Volatility
+from tests.support.fakes_core import UNREACHABLE, A, B, World, idle, settle, stay
 
 S0, S1 = SlotId(0), SlotId(1)
 
@@ -150,46 +148,3 @@ async def test_each_look_is_shown_to_whoever_watches_for_others() -> None:
     room = Room()
     await room.request(idle(0, tokens=1000), idle(1))
     assert room.looks == [room.clock.now()]
-
-
-class TestTryingOut:
-    async def verdict(
-        self, before: object, after: object = None, **answers: object
-    ) -> tuple[bool | None, list[str]]:
-        world = World()
-        world.server.answer("slots", after)
-        for verb, answer in answers.items():
-            world.server.answer(verb, answer)
-        verdict = await clears_idle_slots(cast(Any, world.server), cast(Any, before))
-        return verdict, world.log
-
-    async def test_a_slot_emptied_by_a_request_in_another_is_the_proof(self) -> None:
-        fresh = (idle(0), idle(1))
-        verdict, log = await self.verdict(fresh, (idle(0, tokens=0), idle(1, tokens=4)))
-        assert verdict is True
-        assert log == [
-            f"evaluate 0 {len(PROBES[0])}",
-            f"evaluate 1 {len(PROBES[1])}",
-            "slots",
-            "erase 0",
-            "erase 1",
-        ]
-
-    async def test_a_slot_that_still_holds_its_tokens_is_the_proof_of_the_contrary(self) -> None:
-        verdict, _ = await self.verdict((idle(0), idle(1)), (idle(0, tokens=4), idle(1, tokens=4)))
-        assert verdict is False
-
-    @pytest.mark.parametrize(
-        "before",
-        [(), (idle(0),), (idle(0), processing(1)), (idle(0), idle(1, tokens=9))],
-    )
-    async def test_one_slot_a_busy_one_or_one_that_holds_something_is_left_alone(
-        self, before: object
-    ) -> None:
-        assert await self.verdict(before) == (None, [])
-
-    async def test_a_server_that_does_not_compute_or_tell_proves_nothing(self) -> None:
-        fresh = (idle(0), idle(1))
-        assert (await self.verdict(fresh, complete=UNREACHABLE))[0] is None
-        assert (await self.verdict(fresh, UNREACHABLE))[0] is None
-        assert (await self.verdict(fresh, (idle(0), idle(1))))[0] is None

@@ -10,7 +10,13 @@ import pytest
 from kvproxy.errors import NotPinned, UpstreamError
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
-from kvproxy.telemetry.events import ServerReady, ServerUnavailable, VolatileSlotsSeen, Warned
+from kvproxy.telemetry.events import (
+    ServerReady,
+    ServerUnavailable,
+    SharedMemorySeen,
+    VolatileSlotsSeen,
+    Warned,
+)
 from kvproxy.upstream.acquaintance import ANSWER_SECONDS, CANARY_SECONDS, Introduction
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
@@ -23,6 +29,7 @@ from kvproxy.upstream.facts import (
     Standing,
 )
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, SlotInfo, Unavailable
+from kvproxy.upstream.trial import Trial
 from kvproxy.upstream.watch import FRESH_SECONDS, Watch, WatchParts
 from tests.support.fakes_core import (
     MAIN,
@@ -79,20 +86,20 @@ class Room(World):
                 line_stands=lambda: self.line,
                 look=self._look,
                 process_changed=self._process_changed,
-                clears_idle_slots=lambda slots: self.verdict(slots),
+                try_out=lambda slots: self.verdict(slots),
             )
         )
 
     def _look(self) -> None:
         self.looks += 1
 
-    def try_out(self, verdict: bool | None) -> list[bool]:
+    def try_out(self, verdict: bool | None, shares: bool | None = None) -> list[bool]:
         """Let slots be tried out with this result; whether anything was granted each time it was."""
         seen: list[bool] = []
 
-        async def clears(slots: Sequence[SlotInfo]) -> bool | None:
+        async def clears(slots: Sequence[SlotInfo]) -> Trial:
             seen.append(self.grants)
-            return verdict
+            return Trial(verdict, shares)
 
         self.verdict = clears
         return seen
@@ -729,3 +736,55 @@ class TestUnable:
         await room.ask(OTHER)
         room.watch.found_unable(passed, "no reuse")
         assert room.facts.persistence.is_on
+
+
+class TestSharedMemory:
+    async def test_a_server_whose_slots_share_one_has_room_for_as_much_as_one_slot_may_hold(self) -> None:
+        room = Room()
+        room.try_out(False, shares=True)
+        await room.ask()
+        assert (room.facts.shares_memory, room.table.pool) == (True, PROPS.n_ctx)
+        (told,) = room.sink.of(SharedMemorySeen)
+        assert told.tokens == PROPS.n_ctx
+
+    @pytest.mark.parametrize("shares", [False, None])
+    async def test_one_that_does_not_or_does_not_tell_has_no_bounds_beyond_each_slot(
+        self, shares: bool | None
+    ) -> None:
+        room = Room()
+        room.try_out(False, shares)
+        await room.ask()
+        assert (room.facts.shares_memory, room.table.pool) == (shares, None)
+        assert room.sink.of(SharedMemorySeen) == []
+
+    async def test_what_shows_it_later_counts_from_then_on_and_is_told_once(self) -> None:
+        room = await met()
+        for _ in range(2):
+            room.watch.found_shared(room.table.epoch, True)
+        assert room.table.pool == PROPS.n_ctx
+        assert len(room.sink.of(SharedMemorySeen)) == 1
+
+    async def test_what_was_seen_in_a_life_that_has_passed_counts_for_nothing(self) -> None:
+        room = await met()
+        epoch = room.table.epoch
+        await room.ask(OTHER)
+        room.watch.found_shared(epoch, True)
+        assert (room.facts.shares_memory, room.table.pool) == (None, None)
+
+    async def test_once_shown_that_they_do_not_it_is_not_doubted(self) -> None:
+        room = await met()
+        room.watch.found_shared(room.table.epoch, False)
+        room.watch.found_shared(room.table.epoch, True)
+        assert (room.facts.shares_memory, room.table.pool) == (False, None)
+
+    async def test_only_a_server_whose_slots_share_one_clears_idle_slots(self) -> None:
+        room = await met()
+        room.watch.found_volatile()
+        assert room.table.pool == PROPS.n_ctx
+
+    async def test_one_that_slept_is_still_known_to_share(self) -> None:
+        room = Room()
+        room.try_out(False, shares=True)
+        await room.ask()
+        await room.ask(ASLEEP)
+        assert (room.facts.shares_memory, room.table.pool) == (True, PROPS.n_ctx)
