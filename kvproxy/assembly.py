@@ -10,9 +10,15 @@ from urllib.parse import urlsplit
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.clock import Clock
 from kvproxy.identifiers import Owner, SnapshotName
-from kvproxy.settings.model import CheckpointSettings
+from kvproxy.settings.model import CheckpointSettings, UpstreamSettings
+from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import SnapshotFiles
+from kvproxy.snapshots.memory_kind import kind_of_setting
 from kvproxy.snapshots.names import new_name
+from kvproxy.telemetry.events import Emit
+from kvproxy.upstream.acquaintance import Introduction
+from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.watch import Watch
 
@@ -36,6 +42,25 @@ class Scratch:
 
     async def streams_of(self, name: SnapshotName) -> int | None:
         return await self.files().streams_of(name)
+
+
+def introduction_of(
+    settings: UpstreamSettings,
+    client: LlamaServer,
+    canaries: Canaries,
+    emit: Emit,
+    scratch: Scratch,
+    standing: Standing,
+) -> Introduction:
+    return Introduction(
+        client,
+        canaries,
+        emit,
+        runtime_key=settings.runtime_key,
+        setting=kind_of_setting(settings.memory_kind),
+        scratch=scratch,
+        obstacle=lambda: standing.obstacle,
+    )
 
 
 def sentinel_of(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvproxy.admin.app import AdminFace, AdminParts
-from kvproxy.assembly import Scratch, policy_of, sentinel_of
+from kvproxy.assembly import Scratch, introduction_of, policy_of, sentinel_of
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -36,17 +36,16 @@ from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
-from kvproxy.snapshots.memory_kind import kind_of_setting
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import TaskDied, Warned
 from kvproxy.telemetry.metrics import Metrics
 from kvproxy.telemetry.tally import Tally
-from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
+from kvproxy.upstream.late_canary import LateCanary
 from kvproxy.upstream.living import LivingSlots
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.transport import Transport
@@ -98,6 +97,7 @@ class Runtime:
         self.tasks.spawn(self.rounds.run(), name="rounds")
         self.tasks.spawn(self.keeper.run(), name="keeper")
         self.tasks.spawn(self.living.run(), name="living slots")
+        self.tasks.spawn(self.late_canary.run(), name="late canary")
 
     async def _open_state(self) -> None:
         try:
@@ -190,6 +190,9 @@ class Runtime:
         )
         self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
         scratch = Scratch(lambda: self.store.owner, lambda: self.files)
+        self.introduction = introduction_of(
+            upstream, self.client, self.canaries, self.bus.emit, scratch, self.standing
+        )
         self.watch = Watch(
             WatchParts(
                 self.server,
@@ -201,15 +204,7 @@ class Runtime:
                 self.tasks,
                 self.clock,
                 self.bus.emit,
-                Introduction(
-                    self.client,
-                    self.canaries,
-                    self.bus.emit,
-                    runtime_key=upstream.runtime_key,
-                    setting=kind_of_setting(upstream.memory_kind),
-                    scratch=scratch,
-                    obstacle=lambda: self.standing.obstacle,
-                ),
+                self.introduction,
                 line_stands=lambda: self.sentinel.connected,
                 look=self.probe.want,
                 process_changed=self.transport.drop_idle,
@@ -290,6 +285,17 @@ class Runtime:
             on_switch=settings.checkpoint.on_switch,
             is_strict=settings.failure.strict,
             borrow=self.desk.borrow,
+        )
+        self.late_canary = LateCanary(
+            self.client,
+            self.standing,
+            self.table,
+            self.desk,
+            self.watch,
+            self.introduction,
+            self.clock,
+            erase=self.preparer.erase,
+            look=self.probe.want,
         )
         self.rounds = Rounds(
             self.table, self.desk, self.checkpointer, self.policy, self.actions.save_seconds, self.clock

@@ -123,6 +123,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "upstream.living",
         "upstream.volatility",
         "upstream.trial",
+        "upstream.late_canary",
         "proxy.envelope",
         "proxy.receive",
         "proxy.call",

@@ -37,7 +37,7 @@ from kvproxy.slots.cells import may_run
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
-from kvproxy.slots.want import Purpose, Want, any_in_hand, choose
+from kvproxy.slots.want import Purpose, Want, any_in_hand, choose, unused
 
 __all__ = ["Lease", "LeaseDesk", "Purpose", "Want"]
 
@@ -165,6 +165,11 @@ class LeaseDesk:
         if self._is_closed or view is None or not view.is_free or view.occupancy is None:
             return None
         return self._lease(Want(Purpose.CHECKPOINT, view.occupant), (slot,), 0.0)
+
+    def try_unused(self) -> Lease | None:
+        """A lease of a slot that nobody lives in, if nothing is under way and nobody waits."""
+        slot = None if self._is_closed or self._line else unused(self.table.views())
+        return None if slot is None else self._lease(Want(Purpose.CHECKPOINT), (slot,), 0.0)
 
     # -- the server's states -----------------------------------------------------------------------------
 

@@ -46,3 +46,12 @@ def any_in_hand(views: Sequence[SlotView]) -> bool:
 def _all_free(views: Sequence[SlotView]) -> bool:
     # A quarantined slot is not free: it may be in no condition for a request that touches all.
     return bool(views) and all(view.is_free for view in views)
+
+
+def unused(views: Sequence[SlotView]) -> SlotId | None:
+    """A slot that nobody lives in, a blank one if there is one, while no slot is in use. The last of them:
+    the first are the likeliest to be wanted."""
+    if not all(view.is_free for view in views):
+        return None
+    nobodys = [view for view in views if view.occupancy is None]
+    return max(nobodys, key=lambda view: (view.is_blank, view.id)).id if nobodys else None

@@ -19,7 +19,7 @@ from kvproxy.errors import ErrorCode
 from kvproxy.identifiers import SlotId, SnapshotName
 from kvproxy.snapshots.canaries import NAME_DIGITS, Canaries, life_name, stand_in
 from kvproxy.snapshots.canary import Canary
-from kvproxy.snapshots.fingerprint import Fingerprint, fingerprint_of
+from kvproxy.snapshots.fingerprint import CANARY_FIELD, Fingerprint, fingerprint_of
 from kvproxy.snapshots.memory_kind import MemoryKind, kind_from
 from kvproxy.telemetry.events import Emit, Warned
 from kvproxy.upstream.adapters import ask_adapters
@@ -41,6 +41,8 @@ ANSWER_SECONDS = 5.0
 """What is learned of a life is believed to its end, so a server that is only slow gets its time."""
 
 CANARY_SECONDS = 4.0
+CANARY_BODY_BYTES = 512
+"""At least as much as asks for a canary."""
 ERASE_SECONDS = 1.0
 
 HEADER_BYTES = 256 << 20
@@ -128,15 +130,21 @@ class Introduction:
         if computed.canary is None:
             name = stand_in(life or secrets.token_hex(NAME_DIGITS // 2))
         else:
-            name = self._canaries.name(computed.canary)
-            complaint = await self._canaries.remember(computed.canary, life, told.adapters)
-            self._complain(complaint)
+            name = await self._keep(computed.canary, life, told.adapters)
         return await self._conclude(props, told, name, computed)
 
-    def _complain(self, complaint: str | None) -> None:
+    async def identify(self, known: Fingerprint, props: Props, canary: Canary) -> Fingerprint:
+        """`known` of the server of `props`, once its canary could be had. What was saved before joins it."""
+        name = await self._keep(canary, _life_of(props), known.get("adapters"))
+        return Fingerprint.from_dict(known.as_dict() | {CANARY_FIELD: name})
+
+    async def _keep(self, canary: Canary, life: str | None, adapters: str) -> str:
+        name = self._canaries.name(canary)
+        complaint = await self._canaries.remember(canary, life, adapters)
         if complaint is not None:
             told = f"{complaint}; snapshots of this server may stay unused after a restart of kvproxy"
             self._emit(Warned(told, ErrorCode.METADATA_IO))
+        return name
 
     # -- asleep --------------------------------------------------------------------------------------------
 

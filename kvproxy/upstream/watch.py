@@ -21,6 +21,7 @@ from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
+from kvproxy.snapshots.fingerprint import CANARY_FIELD, Fingerprint
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import (
     Emit,
@@ -30,7 +31,13 @@ from kvproxy.telemetry.events import (
     VolatileSlotsSeen,
     Warned,
 )
-from kvproxy.upstream.acquaintance import ANSWER_SECONDS, Acquaintance, Introduction, Leftover
+from kvproxy.upstream.acquaintance import (
+    ANSWER_SECONDS,
+    CANARY_BODY_BYTES,
+    Acquaintance,
+    Introduction,
+    Leftover,
+)
 from kvproxy.upstream.client import Action, LlamaServer
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
@@ -51,9 +58,6 @@ FRESH_SECONDS = 1.0
 
 PERIOD_SECONDS = 2.0
 PERIOD_WITHOUT_SERVER_SECONDS = 0.5
-
-CANARY_BODY_BYTES = 512
-"""At least as much as asks for a canary."""
 
 _STATES = {
     Obstacle.LOADING: ServerState.LOADING,
@@ -339,6 +343,11 @@ class Watch:
         self._p.standing.set(state=ServerState.DEGRADED, reason=reason, persistence=off)
         what = "nothing is restored" if still_saves else "nothing is saved or restored"
         self._p.emit(Warned(f"{what} until the server is started again: {reason}", _UNSUPPORTED))
+
+    def found_canary(self, epoch: Epoch, fingerprint: Fingerprint) -> None:
+        """The life that began with `epoch` could be asked for its canary after all."""
+        if epoch == self._p.table.epoch:
+            self._p.standing.set(fingerprint=fingerprint, canary=fingerprint.get(CANARY_FIELD))
 
     def found_shared(self, epoch: Epoch, shares: bool) -> None:
         """It was seen in `epoch` whether all slots share one memory. If they do, only what fits beside each

@@ -686,6 +686,22 @@ class TestCheckpoint:
 
         assert room.desk.try_checkpoint(S0) is None
 
+    async def test_a_slot_that_nobody_lives_in_can_be_had_while_nothing_is_under_way(self) -> None:
+        room = Room(3)
+        room.house(S2, A)
+        lease = room.desk.try_unused()
+        assert lease is not None
+        assert lease.slots == (S1,), "the last of them"
+        assert room.desk.try_unused() is None, "that one is in use"
+        lease.release()
+        room.desk.suspend()
+        assert room.desk.try_unused() is None
+
+    async def test_where_somebody_lives_everywhere_there_is_none(self) -> None:
+        room = Room(1)
+        room.house(S0, A)
+        assert room.desk.try_unused() is None
+
     async def test_a_session_waits_for_the_checkpoint_of_its_own_slot(self) -> None:
         room = Room()
         room.house(S0, A)

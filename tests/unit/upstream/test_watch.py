@@ -10,6 +10,7 @@ import pytest
 from kvproxy.errors import NotPinned, UpstreamError
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
+from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.telemetry.events import (
     ServerReady,
     ServerUnavailable,
@@ -788,3 +789,13 @@ class TestSharedMemory:
         await room.ask()
         await room.ask(ASLEEP)
         assert (room.facts.shares_memory, room.table.pool) == (True, PROPS.n_ctx)
+
+
+async def test_a_canary_that_came_late_is_that_of_the_life_it_was_asked_in() -> None:
+    room = await met()
+    epoch, fingerprint = room.table.epoch, Fingerprint.from_dict({"canary": "abc"})
+    room.watch.found_canary(epoch, fingerprint)
+    assert (room.facts.canary, room.facts.fingerprint) == ("abc", fingerprint)
+    await room.ask(OTHER)
+    room.watch.found_canary(epoch, fingerprint)
+    assert room.facts.canary != "abc"
