@@ -59,7 +59,9 @@ class SlotRecord:
     def move(self, event: SlotEvent, now: float) -> None:
         """The only way its state changes. `now` is monotonic seconds."""
         self.state = advance(self.state, event)
-        if event is not SlotEvent.SAVE:  # before some saves the slot is rewound
+        if event is SlotEvent.SAVE:
+            self.occupancy = self.occupancy and self.occupancy.begin_checkpoint()
+        else:  # also after a save: before some of them the slot is rewound
             self.sight, self.changed_at = None, now
         if self.state is SlotState.IDLE:
             self.was_swept = False
