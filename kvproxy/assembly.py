@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.clock import Clock
-from kvproxy.identifiers import SnapshotName
-from kvproxy.settings.model import CheckpointSettings, Settings
+from kvproxy.identifiers import Owner, SnapshotName
+from kvproxy.settings.model import CheckpointSettings, Settings, UpstreamSettings
 from kvproxy.snapshots.alterations import Alteration, Alterations
+from kvproxy.snapshots.canaries import Canaries
+from kvproxy.snapshots.files import SnapshotFiles
+from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.memory_kind import kind_of_setting
+from kvproxy.snapshots.names import new_name
+from kvproxy.telemetry.events import Emit
+from kvproxy.upstream.acquaintance import Introduction
+from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.watch import Watch
 
@@ -20,14 +29,43 @@ from kvproxy.upstream.watch import Watch
 class Scratch:
     """Files for a moment, from a store and a directory that are built later than what uses them."""
 
-    name: Callable[[], SnapshotName]
-    unlink: Callable[[SnapshotName], Awaitable[bool]]
+    owner: Callable[[], Owner]
+    files: Callable[[], SnapshotFiles]
+
+    @property
+    def is_visible(self) -> bool:
+        return self.files().is_visible
 
     def new_name(self) -> SnapshotName:
-        return self.name()
+        return new_name(self.owner())
 
     async def delete(self, name: SnapshotName) -> bool:
-        return await self.unlink(name)
+        return await self.files().delete(name)
+
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        return await self.files().streams_of(name)
+
+
+def introduction_of(
+    settings: UpstreamSettings,
+    client: LlamaServer,
+    canaries: Canaries,
+    emit: Emit,
+    scratch: Scratch,
+    standing: Standing,
+    *,
+    opens_windows: Callable[[Fingerprint], bool],
+) -> Introduction:
+    return Introduction(
+        client,
+        canaries,
+        emit,
+        runtime_key=settings.runtime_key,
+        setting=kind_of_setting(settings.memory_kind),
+        scratch=scratch,
+        obstacle=lambda: standing.obstacle,
+        opens_windows=opens_windows,
+    )
 
 
 def sentinel_of(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Sentinel:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvproxy.admin.app import AdminFace, AdminParts
-from kvproxy.assembly import Scratch, alterations_of, policy_of, sentinel_of
+from kvproxy.assembly import Scratch, alterations_of, introduction_of, policy_of, sentinel_of
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -31,28 +31,31 @@ from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import Settings
 from kvproxy.slots.leases import LeaseDesk
+from kvproxy.slots.needs import Needs
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
+from kvproxy.snapshots.inspection import Inspection
 from kvproxy.snapshots.keeping import Keeper
-from kvproxy.snapshots.memory_kind import kind_of_setting
-from kvproxy.snapshots.names import new_name
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import TaskDied, Warned
 from kvproxy.telemetry.metrics import Metrics
 from kvproxy.telemetry.tally import Tally
-from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
+from kvproxy.upstream.findings import WatchParts
+from kvproxy.upstream.late_canary import LateCanary
 from kvproxy.upstream.living import LivingSlots
+from kvproxy.upstream.obstruction import Obstruction
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.transport import Transport
-from kvproxy.upstream.volatility import Volatility, clears_idle_slots
-from kvproxy.upstream.watch import Watch, WatchParts
+from kvproxy.upstream.trial import try_out
+from kvproxy.upstream.volatility import Volatility
+from kvproxy.upstream.watch import Watch
 
 LAST_LOOK_SECONDS = 1.0
 """For a last look at slots that live on; a server that is too busy for it leaves them to be restored."""
@@ -68,6 +71,7 @@ class Runtime:
         self.clock = clock or SystemClock()
         self.bus = bus or EventBus()
         self.tasks = TaskSet(lambda name, error: self.bus.emit(TaskDied(name, error)))
+        self.is_started = False
         self.is_draining = False
         self.is_ending = False
         self._build_listeners()
@@ -80,17 +84,7 @@ class Runtime:
     async def start(self) -> None:
         """Raises StateDirTaken if another kvproxy uses the state directory. One that cannot be used only
         means that nothing is saved; an absent server is no error."""
-        await self._open_state()
-        for manifest in self.store.all():
-            self.registry.adopt(
-                manifest.key,
-                manifest.client_digest,
-                manifest.model,
-                manifest.last_used_at,
-                manifest.current.revision,
-            )
-        if (reason := await self.files.check_usable()) is not None:
-            self.bus.emit(Warned(f"snapshot_dir cannot be used: {reason}", ErrorCode.METADATA_IO))
+        await self.inspection.run_once()
         await self.living.load()
         self.tasks.spawn(self.sentinel.run(), name="sentinel")
         self.tasks.spawn(self.watch.run(), name="watch")
@@ -98,18 +92,25 @@ class Runtime:
         self.tasks.spawn(self.rounds.run(), name="rounds")
         self.tasks.spawn(self.keeper.run(), name="keeper")
         self.tasks.spawn(self.living.run(), name="living slots")
+        self.tasks.spawn(self.late_canary.run(), name="late canary")
+        self.tasks.spawn(self.inspection.run(), name="inspection")
+        self.is_started = True
 
-    async def _open_state(self) -> None:
+    async def _open_state(self) -> str:
+        """Why it cannot be opened; empty once it is. What it holds is known from then on."""
         try:
             await self.store.open()
-        except StateDirTaken:
-            raise
+        except StateDirTaken as error:
+            if not self.is_started:
+                raise
+            return str(error)
         except StateDirError as error:
-            self.standing.obstacle = str(error)
-            self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
-            return
+            return str(error)
         if (complaint := await self.canaries.load()) is not None:
             self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
+        for m in self.store.all():
+            self.registry.adopt(m.key, m.client_digest, m.model, m.last_used_at, m.current.revision)
+        return ""
 
     async def drain(self, budget_seconds: float) -> Flushed:
         """Take nothing new, let what runs finish, save what is dirty: all within the budget.
@@ -186,38 +187,38 @@ class Runtime:
             self.desk,
             self.standing,
             self.clock,
-            on_foreign=lambda slots: self.watch.found_foreign(slots),
+            on_foreign=lambda slots: self.watch.findings.found_foreign(slots),
+            on_look=lambda infos, began: self.volatility.judge(infos, began),
         )
         self.alterations = alterations_of(settings)
         self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
-        self.watch = Watch(
-            WatchParts(
-                self.server,
+        scratch = Scratch(lambda: self.store.owner, lambda: self.files)
+        self.watch_parts = WatchParts(
+            self.server,
+            self.client,
+            self.standing,
+            self.table,
+            self.desk,
+            self.registry,
+            self.tasks,
+            self.clock,
+            self.bus.emit,
+            introduction_of(
+                upstream,
                 self.client,
-                self.standing,
-                self.table,
-                self.desk,
-                self.registry,
-                self.tasks,
-                self.clock,
+                self.canaries,
                 self.bus.emit,
-                Introduction(
-                    self.client,
-                    self.canaries,
-                    self.bus.emit,
-                    runtime_key=upstream.runtime_key,
-                    setting=kind_of_setting(upstream.memory_kind),
-                    scratch=Scratch(lambda: new_name(self.store.owner), lambda name: self.files.delete(name)),
-                    obstacle=lambda: self.standing.obstacle,
-                    opens_windows=lambda present: self.alterations.may(Alteration.WINDOW_EDIT, present),
-                ),
-                line_stands=lambda: self.sentinel.connected,
-                look=self.probe.want,
-                process_changed=self.transport.drop_idle,
-                readopt=lambda props, slots: self.living.readopt(props, slots),
-                clears_idle_slots=lambda slots: clears_idle_slots(self.client, slots),
-            )
+                scratch,
+                self.standing,
+                opens_windows=lambda present: self.alterations.may(Alteration.WINDOW_EDIT, present),
+            ),
+            line_stands=lambda: self.sentinel.connected,
+            look=self.probe.want,
+            process_changed=self.transport.drop_idle,
+            readopt=lambda props, slots: self.living.readopt(props, slots),
+            try_out=lambda slots: try_out(self.client, slots, scratch),
         )
+        self.watch = Watch(self.watch_parts)
         self.living = LivingSlots(
             Path(settings.state_dir) / f"living-{self.server}.json",
             self.server,
@@ -228,13 +229,16 @@ class Runtime:
             self.registry,
             self.clock,
             self.watch.refresh,
+            lambda infos, began: self.volatility.judge(infos, began),
         )
         self.volatility = Volatility(
             self.client,
             self.table,
+            self.standing,
             self.tasks,
             self.clock,
-            on_proof=self.watch.found_volatile,
+            on_proof=self.watch.findings.found_volatile,
+            on_crowd=self.watch.findings.found_shared,
             on_look=self.probe.look_for_foreign,
         )
         self.sentinel = sentinel_of(upstream.url, upstream.api_key, self.watch, self.clock)
@@ -265,8 +269,9 @@ class Runtime:
             self.bus.emit,
             slots_changed=self.desk.changed,
             emptied=self.watch.emptied,
-            unable=self.watch.found_unable,
+            unable=self.watch.findings.found_unable,
             alterations=self.alterations,
+            shares=self.watch.findings.found_shared,
         )
         self.policy = policy_of(settings.checkpoint)
         self.shaper = Shaper(parts)
@@ -291,7 +296,9 @@ class Runtime:
             on_switch=settings.checkpoint.on_switch,
             is_strict=settings.failure.strict,
             borrow=self.desk.borrow,
+            look=self.probe.look_once,
         )
+        self.late_canary = LateCanary(self.watch_parts, self.watch, erase=self.preparer.erase)
         self.rounds = Rounds(
             self.table,
             self.desk,
@@ -309,6 +316,13 @@ class Runtime:
             self.bus.emit,
             lambda: self.checkpointer.names_in_flight() | self.restorer.cutter.names_in_flight(),
         )
+        self.inspection = Inspection(
+            self.store,
+            self.files,
+            self.bus.emit,
+            open_state=self._open_state,
+            on_obstacle=Obstruction(self.watch_parts, self.watch).set,
+        )
         self.checkpointer.publisher.published = self.keeper.look
         self.checkpointer.room.make_room = self.keeper.collect
 
@@ -325,6 +339,7 @@ class Runtime:
             settings.server.max_body_bytes,
         )
         moorings = Moorings(self.table, self.checkpointer, self.policy)
+        needs = Needs()
         pinned = PinnedRequests(
             self.table,
             holder,
@@ -337,10 +352,12 @@ class Runtime:
             self.probe,
             self.volatility,
             self.policy,
+            needs,
+            self.watch.findings.found_shared,
             self.clock,
         )
         unpinned = UnpinnedRequests(
-            holder, sender, self.preparer, self.probe, self.table, moorings, self.clock
+            holder, sender, self.preparer, self.probe, self.table, moorings, needs, self.clock
         )
         self.exchange = Exchange(
             self.server,

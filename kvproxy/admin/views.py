@@ -58,6 +58,7 @@ def server_view(
             "window_opened": facts.window.opened,
         },
         "volatile_slots": facts.is_volatile,
+        "shared_tokens": facts.n_ctx if facts.shares_memory and facts.slots > 1 else None,
         "breaker": breaker,
         "waiting": waiting,
         "slots": slots,

@@ -28,6 +28,12 @@ class Unable(Protocol):
     def __call__(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None: ...
 
 
+class Shares(Protocol):
+    """Called when it was seen in `epoch` whether all slots share one memory."""
+
+    def __call__(self, epoch: Epoch, shares: bool) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     server: ServerName
@@ -46,6 +52,7 @@ class Parts:
     emptied: Callable[[SlotId], None]
     """Called when a slot that should have held tokens held none."""
     unable: Unable
+    shares: Shares
     alterations: Alterations = field(default_factory=lambda: Alterations(frozenset()))
 
     @property

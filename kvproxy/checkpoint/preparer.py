@@ -6,12 +6,15 @@
         it is not                erase: what is left of another conversation is nobody's,
                                  unless both open alike: then it is a beginning that need not be computed
 
+Where all slots share one memory, idle ones are emptied before (`make_way`) as far as it takes: the server
+would empty others than those that are missed least, and not say which.
+
 Runs in a task of the house. A client that leaves meanwhile does not tear a save or a restore apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from kvproxy.checkpoint.actions import ERASE_SECONDS
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -29,6 +32,7 @@ from kvproxy.checkpoint.restorer import Restoration, Restorer
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import Epoch, SessionKey, SlotId, short
 from kvproxy.sessions.session import Session
+from kvproxy.slots.cells import has_room, next_to_empty
 from kvproxy.slots.leases import Lease
 from kvproxy.slots.state import SlotState
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
@@ -44,6 +48,17 @@ _REASONS = {
 }
 
 
+_MAY_BE_EMPTIED = frozenset(
+    {
+        CheckpointOutcome.PUBLISHED,
+        CheckpointOutcome.CLEAN,
+        CheckpointOutcome.TOO_SMALL,
+        CheckpointOutcome.OFF,
+    }
+)
+"""It is safe, or not to be kept."""
+
+
 class Preparer:
     def __init__(
         self,
@@ -53,7 +68,8 @@ class Preparer:
         *,
         on_switch: bool,
         is_strict: bool,
-        borrow: Callable[[Lease], Lease | None],
+        borrow: Callable[[Lease, SlotId | None], Lease | None],
+        look: Callable[[], Awaitable[None]],
     ) -> None:
         self._p = parts
         self._checkpointer = checkpointer
@@ -61,6 +77,7 @@ class Preparer:
         self._on_switch = on_switch
         self._is_strict = is_strict
         self._borrow = borrow
+        self._look = look
 
     def at_once(self, lease: Lease, session: Session | None) -> Preparation | None:
         """The preparation of a slot that is ready as it is; None if there is something to do."""
@@ -70,6 +87,35 @@ class Preparer:
             return None
         self._forget_request(session)
         return Preparation(Outcome.RESIDENT)
+
+    def is_certain(self, lease: Lease) -> bool:
+        """Whether the slot of `lease` holds what it is believed to, and its request has room beside what the
+        others hold; to be asked before it is relied upon, and at no cost where slots share nothing."""
+        table = self._p.table
+        if table.pool is None or table.is_volatile or lease.is_void:
+            return True  # a launch that clears the idle slots makes its own room
+        views = table.views()
+        return table.view(lease.slot).is_sure and has_room(table.pool, lease.want.cells, lease.slot, views)
+
+    async def make_certain(self, lease: Lease) -> None:
+        if not self.is_certain(lease):
+            await self._look()
+            await self.make_way(lease, lease.want.cells)
+
+    async def make_way(self, lease: Lease, cells: int) -> None:
+        """Empty idle slots of a shared memory, those first that are missed least, until the slot of `lease`
+        may come to hold `cells` tokens. Whoever lives there is saved first."""
+        table, tried = self._p.table, set[SlotId]()
+        while not lease.is_void and table.pool is not None:
+            slot = next_to_empty(table.pool, cells, lease.slot, table.views(), tried)
+            borrowed = None if slot is None else self._borrow(lease, slot)
+            if slot is None or borrowed is None:
+                return
+            tried.add(slot)
+            try:
+                await self._empty(borrowed, slot)
+            finally:
+                borrowed.release()
 
     async def prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         """Make the slot of `lease` ready for `session` (None: for a request that owns nothing)."""
@@ -135,6 +181,8 @@ class Preparer:
         result = await self._restore(lease, session)
         if result.outcome is RestoreOutcome.NO_ROOM and await self._make_room(lease):
             result = await self._restore(lease, session)
+            if result.outcome is RestoreOutcome.RESTORED:
+                self._p.shares(lease.epoch, True)
         if result.outcome is RestoreOutcome.RESTORED:
             return Preparation(Outcome.RESTORED, restored_tokens=result.tokens)
         if self._is_strict and result.outcome.is_failure:
@@ -149,7 +197,7 @@ class Preparer:
 
     async def _make_room(self, lease: Lease) -> bool:
         """Empty the other idle slots, whoever lives there saved first. False if there is none to empty."""
-        borrowed = self._borrow(lease)
+        borrowed = self._borrow(lease, None)
         if borrowed is None:
             return False
         try:
@@ -170,11 +218,16 @@ class Preparer:
         if self._p.table.view(slot).occupant is None:
             return True
         result = await self._checkpointer.save(slot, borrowed.epoch, Trigger.SWITCH)
-        return result.outcome in (CheckpointOutcome.PUBLISHED, CheckpointOutcome.CLEAN)
+        return result.outcome in _MAY_BE_EMPTIED
 
     async def _restore(self, lease: Lease, session: Session) -> Restoration:
         return await self._restorer.restore(
-            lease.slot, lease.epoch, session.key, session.revision, session.asked
+            lease.slot,
+            lease.epoch,
+            session.key,
+            session.revision,
+            session.asked,
+            lambda tokens: self.make_way(lease, max(tokens, lease.want.cells)),
         )
 
     def _reason_without_trying(self, session: Session) -> Reason:

@@ -120,6 +120,7 @@ class Publisher:
             job = replace(job, ids_digest=await self._p.files.ids_digest(job.name))
         if not check.is_ok:
             return await self._failed(written, attempt, check.reason)
+        await self._see_whether_shared(job)
         result = await self._p.store.publish(self._publication(job, written, saved, check))
         if not isinstance(result, Published):
             return await self._failed(written, attempt, result.reason)
@@ -129,6 +130,14 @@ class Publisher:
             session.revision = max(session.revision, job.occupancy.revision)
         self._p.tasks.spawn(self._afterwards(job, written, check, result), name="digest")
         return Checkpoint(CheckpointOutcome.PUBLISHED, saved.tokens, saved.size_bytes)
+
+    async def _see_whether_shared(self, job: Job) -> None:
+        """The first file of a life tells whether the slots share one memory, where nothing has told it."""
+        facts = self._p.standing.facts
+        if facts.shares_memory is None and facts.slots > 1:
+            streams = await self._p.files.streams_of(job.name)
+            if streams is not None:
+                self._p.shares(job.epoch, streams == 1)
 
     async def _failed(self, written: Written, attempt: Attempt[Saved], reason: str) -> Checkpoint:
         self._p.actions.judge(attempt, well=False, reason=reason)

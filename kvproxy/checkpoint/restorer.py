@@ -41,6 +41,10 @@ NO_ROOM = "No available space"
 slot holds anything is it known to be the file."""
 
 
+MakeWay = Callable[[int], Awaitable[object]]
+"""Sees to it, as far as it can, that so many tokens have room in a memory that all slots share."""
+
+
 @dataclass(frozen=True, slots=True)
 class Restoration:
     """How a restore ended; `tokens` is what is in the slot now because of it."""
@@ -100,7 +104,13 @@ class Restorer:
         """Called before a slot's content changes without the server counting a task."""
 
     async def restore(
-        self, slot: SlotId, epoch: Epoch, key: SessionKey, base: Revision, asked: Asked | None = None
+        self,
+        slot: SlotId,
+        epoch: Epoch,
+        key: SessionKey,
+        base: Revision,
+        asked: Asked | None = None,
+        make_way: MakeWay | None = None,
     ) -> Restoration:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
 
@@ -115,6 +125,8 @@ class Restorer:
         job = found
         if (obstacle := await self._obstacle(job.generation, asked)) is not None:
             return Restoration(RestoreOutcome.NOT_EXTENDED, detail=obstacle)
+        if make_way is not None and self._p.table.pool is not None:
+            await make_way(job.generation.tokens)
         began = self._p.clock.now()
         self._p.emit(RestoreStarted(self._p.server, slot, short(key)))
         job = replace(job, cut=await self.cutter.cut(job.generation, asked))

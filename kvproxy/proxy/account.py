@@ -12,7 +12,7 @@ from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.tap import Tap
 from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import Emit, RequestDone, RequestFailed, RestoreProvedIneffective
-from kvproxy.upstream.replies import Usage
+from kvproxy.upstream.replies import OUT_OF_ROOM, Usage
 
 WRITE_STALL = "write_stall"
 
@@ -95,6 +95,11 @@ class Account:
         if self._usage is None:
             self._usage = self.tap.usage(self._label)
         return self._usage
+
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether the server ran out of room under it; to be asked once it has ended."""
+        return self.usage.prompt is None and self.tap.ended_with(OUT_OF_ROOM)
 
     def done(self, response: RelayedResponse) -> Verdict:
         """What the answer proved."""

@@ -19,6 +19,7 @@ from kvproxy.sessions.key import (
     read_client_id,
     wants_bypass,
 )
+from kvproxy.slots.needs import answer_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Call:
     may_persist: bool
     opening: bytes | None = None
     """A digest of how the conversation opens."""
+    answer_limit: int | None = None
+    """The most tokens that the client asks for; None if it did not say."""
     document: Mapping[str, Any] | None = None
     """The body as it was understood, where somebody will need it."""
 
@@ -72,6 +75,7 @@ async def receive(
         is_auxiliary or forbids_cache,
         not forbids_persistence(headers),
         opening_of(document),
+        answer_limit(document),
         document if keeps_document else None,
     )
     return call.unpinned() if _server_chooses(call, document) else call

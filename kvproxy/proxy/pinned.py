@@ -9,7 +9,8 @@ from kvproxy.boundary.continuations import ending_of
 from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.mooring import Moorings
-from kvproxy.checkpoint.outcome import Preparation, Trigger
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Trigger, Verdict
+from kvproxy.checkpoint.parts import Shares
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.proofs import Proofs
@@ -20,10 +21,11 @@ from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
-from kvproxy.proxy.stays import new_stay, remember, stay_after
+from kvproxy.proxy.stays import new_stay, remember, stay_after, tokens_after
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
+from kvproxy.slots.needs import Measure, Need, Needs
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
@@ -60,12 +62,16 @@ class PinnedRequests:
     probe: Probe
     volatility: Volatility
     policy: CheckpointPolicy
+    needs: Needs
+    shares: Shares
     clock: Clock
 
     async def serve(self, visit: Visit, session: Session | None) -> RelayedResponse | None:
         """The answer; None if it has to begin again: the server became another one before the request was
         sent, or its conversation is not to be pinned any more."""
-        want = Want(Purpose.PINNED, session.key if session else None)
+        need = self._need(visit, session)
+        key = session.key if session else None
+        want = Want(Purpose.PINNED, key, need.thought, need.at_worst)
         lease = await self.holder.acquire(want, visit.account)
         if lease is None:
             return None
@@ -73,7 +79,7 @@ class PinnedRequests:
             self.holder.release(lease)
             return None
         preparation: Preparation | ReplyError | None = None
-        if not self.moorings.loose:
+        if not self.moorings.loose and self.preparer.is_certain(lease):
             preparation = self.preparer.at_once(lease, session)
         if preparation is None:
             preparation = await self.holder.see_through(lease, self._prepare(lease, session))
@@ -81,7 +87,7 @@ class PinnedRequests:
             self.holder.release(lease)
             raise preparation
         await self.holder.depart(lease)
-        if lease.is_void:
+        if lease.is_void or self._was_emptied(lease, preparation):
             self.holder.release(lease)
             return None
         before = self.table.view(lease.slot).occupancy
@@ -90,13 +96,23 @@ class PinnedRequests:
         )
         return await self._run(_Run(visit, lease, session, before, before or _new_stay(session, lease)))
 
+    def _was_emptied(self, lease: Lease, preparation: Preparation) -> bool:
+        """Whether a look at the slots has shown since that what was found in the slot is there no more."""
+        is_resident = preparation.outcome is Outcome.RESIDENT
+        return is_resident and self.table.view(lease.slot).occupancy is None
+
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         await self.moorings.moor_loose(lease.epoch)
+        await self.preparer.make_certain(lease)
         preparation = self.preparer.at_once(lease, session) or await self.preparer.prepare(lease, session)
         # It took a while. A server that is another one by now may have fewer slots, and would run the
         # request in one of them that is in use.
         await self.holder.watch.confirm()
         return preparation
+
+    def _need(self, visit: Visit, session: Session | None) -> Need:
+        known = None if session is None else session.measure
+        return self.needs.of(len(visit.call.body), visit.call.answer_limit, known, self.table.pool)
 
     async def _run(self, run: _Run) -> RelayedResponse:
         """The request itself. Whatever happens, the slot is settled and the lease has one end."""
@@ -132,7 +148,15 @@ class PinnedRequests:
         verdict = run.visit.account.done(response)
         if run.session is not None:
             self.proofs.proved(lease.slot, run.session.key, verdict)
+        if self.table.pool is not None:
+            self._doubt_others(verdict)
         return response
+
+    def _doubt_others(self, verdict: Verdict) -> None:
+        """Look whether the server has emptied idle slots to make room, where it may have done so."""
+        is_unsure = any(view.occupancy is not None and not view.is_sure for view in self.table.views())
+        if is_unsure or verdict is Verdict.INEFFECTIVE:
+            self.probe.glance()
 
     def _settle(self, run: _Run, response: RelayedResponse) -> Trigger | None:
         """Write down what the answer left in the slot; the checkpoint that it asks for, if any."""
@@ -144,13 +168,20 @@ class PinnedRequests:
             # Every request that goes on from here would fail as this one did.
             self.table.served(lease.slot, lease.epoch, None)
             return None
+        if run.visit.account.was_cut_off:
+            # It and all that ran beside it, and the server has emptied their slots.
+            self.table.served(lease.slot, lease.epoch, None, tokens=0)
+            self.needs.fell_short(lease.want.cells)
+            self.shares(lease.epoch, True)
+            return None
         if response.status >= 400:
             # Refused, too long: the slot and its snapshot are as they were.
             self.table.served(lease.slot, lease.epoch, run.before)
             return None
         usage = run.visit.account.usage
         changed = stay_after(run.stay, usage, self.clock.now()) if run.stay else None
-        self.table.served(lease.slot, lease.epoch, changed)
+        self.table.served(lease.slot, lease.epoch, changed, tokens_after(usage))
+        self._measure(run, usage)
         if changed is None:
             return None
         self._learn(run, changed, usage)
@@ -165,6 +196,15 @@ class PinnedRequests:
             return False
         run.visit.account.emptied()
         return True
+
+    def _measure(self, run: _Run, usage: Usage) -> None:
+        """Remember how many tokens its bytes were, for those that come after it."""
+        if usage.prompt is None:
+            return
+        call, measure = run.visit.call, Measure(len(run.visit.call.body), usage.prompt)
+        self.needs.learn(measure, usage.generated, call.answer_limit)
+        if run.session is not None:
+            run.session.measure = measure
 
     def _learn(self, run: _Run, stay: Occupancy, usage: Usage) -> None:
         """Remember what a snapshot in the right form will need to be made, and what this answer showed."""

@@ -15,10 +15,13 @@ def new_stay(session: Session) -> Occupancy:
 
 def stay_after(stay: Occupancy, usage: Usage, now: float) -> Occupancy:
     """`stay` after a complete answer; `now` is monotonic seconds."""
-    generated = usage.generated or 0
+    return stay.changed(now, tokens_after(usage), (usage.computed or 0) + (usage.generated or 0))
+
+
+def tokens_after(usage: Usage) -> int | None:
+    """What a complete answer leaves in its slot; None where it did not tell."""
     # The last token was sampled, but never computed: it is not in the slot.
-    tokens = None if usage.prompt is None else usage.prompt + max(0, generated - 1)
-    return stay.changed(now, tokens, (usage.computed or 0) + generated)
+    return None if usage.prompt is None else usage.prompt + max(0, (usage.generated or 0) - 1)
 
 
 def remember(session: Session, stay: Occupancy | None) -> None:

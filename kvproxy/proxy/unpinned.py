@@ -20,10 +20,11 @@ from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
-from kvproxy.proxy.stays import new_stay, remember, stay_after
+from kvproxy.proxy.stays import new_stay, remember, stay_after, tokens_after
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
+from kvproxy.slots.needs import Need, Needs
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Flight, Probe
@@ -40,25 +41,33 @@ class UnpinnedRequests:
     probe: Probe
     table: SlotTable
     moorings: Moorings
+    needs: Needs
     clock: Clock
 
     async def serve(self, visit: Visit) -> RelayedResponse | None:
         """The answer; None if the server became another one before the request was sent."""
         call = visit.call
         purpose = Purpose.FLOATING if call.reach is Reach.FLOATING else Purpose.EXCLUSIVE
-        lease = await self.holder.acquire(Want(purpose), visit.account)
+        need = self._need(visit)
+        want = Want(purpose, None, need.thought, need.at_worst)
+        lease = await self.holder.acquire(want, visit.account)
         return None if lease is None else await self._launch(visit, lease, None)
 
     async def serve_adrift(self, visit: Visit, session: Session) -> RelayedResponse | None:
         """The answer to a request of a session whose newest work only the server can find; None if it has to
         begin again."""
-        lease = await self.holder.acquire(Want(Purpose.FLOATING, session.key), visit.account)
+        need = self._need(visit)
+        want = Want(Purpose.FLOATING, session.key, need.thought, need.at_worst)
+        lease = await self.holder.acquire(want, visit.account)
         if lease is None:
             return None
         if not self.moorings.is_adrift(session.key):  # another request of it was quicker
             self.holder.release(lease)
             return None
         return await self._launch(visit, lease, session)
+
+    def _need(self, visit: Visit) -> Need:
+        return self.needs.of(len(visit.call.body), visit.call.answer_limit, None, self.table.pool)
 
     async def _launch(self, visit: Visit, lease: Lease, session: Session | None) -> RelayedResponse | None:
         call = visit.call
@@ -108,19 +117,23 @@ class UnpinnedRequests:
         return None
 
     async def _fly(self, visit: Visit, flight: Flight) -> RelayedResponse:
-        was_dropped, left = True, None
+        was_dropped, left, tokens = True, None, None
         try:
             response = await self.sender.send(visit, self._body(visit, flight))
             was_dropped = response.ending is not Ending.COMPLETE
-            if flight.stay is not None and not was_dropped and response.status < 400:
-                left = stay_after(flight.stay, visit.account.usage, self.clock.now())
+            if visit.account.was_cut_off:
+                tokens = 0
+            elif not was_dropped and response.status < 400:
+                tokens = tokens_after(visit.account.usage)
+                if flight.stay is not None:
+                    left = stay_after(flight.stay, visit.account.usage, self.clock.now())
         except UpstreamError as error:
             was_dropped = error.was_sent
             raise
         finally:
             if visit.call.endpoint.changes_identity:
                 self.holder.watch.renew()
-            flight.end(was_dropped=was_dropped, left=left)
+            flight.end(was_dropped=was_dropped, left=left, tokens=tokens)
         visit.account.done(response)
         return response
 

@@ -9,6 +9,7 @@ from kvproxy.boundary.evidence import Evidence
 from kvproxy.boundary.turn import Asked, Turn
 from kvproxy.checkpoint.outcome import Preparation, Verdict
 from kvproxy.identifiers import Revision, SessionKey
+from kvproxy.slots.needs import Measure
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 
@@ -48,6 +49,8 @@ class Session:
     """Its last turn that was answered, where the server's memory cannot roll back."""
     evidence: Evidence = field(default_factory=Evidence)
     """What its requests have shown of how the client sends replies back."""
+    measure: Measure | None = None
+    """Of its newest request that was answered."""
     preparation: Preparation | None = None
     verdict: Verdict = Verdict.UNKNOWN
 

@@ -18,7 +18,8 @@ while anything of ours is on its way, so that what was restored is still there w
 and what was answered is saved before another launch clears it.
 
 The line is first come, first served, with two refinements: a waiter that can only be served by one slot
-(its own session's) does not hold up the others, while one that needs many does, or it would starve.
+(its own session's) does not hold up the others, while one that needs many does, or it would starve. So does
+one for which there is no room yet in a memory that the slots share (`cells`).
 """
 
 from __future__ import annotations
@@ -26,52 +27,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 from kvproxy.clock import Clock
 from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, ReplyError
 from kvproxy.identifiers import Epoch, SlotId
+from kvproxy.slots.cells import may_run
+from kvproxy.slots.lease import Lease
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
-from kvproxy.slots.want import Purpose, Want, any_in_hand, choose
+from kvproxy.slots.want import Purpose, Want, any_in_hand, choose, unused
 
 __all__ = ["Lease", "LeaseDesk", "Purpose", "Want"]
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """The right to `slots` until `release`. Void once the server's life it was granted in has passed."""
-
-    id: int
-    want: Want
-    slots: tuple[SlotId, ...]
-    epoch: Epoch
-    is_fork: bool
-    waited_seconds: float
-    _desk: LeaseDesk = field(repr=False)
-    is_released: bool = False
-    has_departed: bool = False
-    """Its request may be launched any moment."""
-
-    @property
-    def slot(self) -> SlotId:
-        """The slot of a lease of one."""
-        if len(self.slots) != 1:
-            raise InvariantError(f"lease {self.id} holds {len(self.slots)} slots, not one")
-        return self.slots[0]
-
-    @property
-    def is_void(self) -> bool:
-        return self.epoch != self._desk.table.epoch
-
-    def narrow(self, slots: tuple[SlotId, ...]) -> None:
-        """Keep only `slots`; the gate of a floating launch opens."""
-        self._desk.narrow(self, slots)
-
-    def release(self) -> None:
-        self._desk.release(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -166,6 +135,11 @@ class LeaseDesk:
             return None
         return self._lease(Want(Purpose.CHECKPOINT, view.occupant), (slot,), 0.0)
 
+    def try_unused(self) -> Lease | None:
+        """A lease of a slot that nobody lives in, if nothing is under way and nobody waits."""
+        slot = None if self._is_closed or self._line else unused(self.table.views())
+        return None if slot is None else self._lease(Want(Purpose.CHECKPOINT), (slot,), 0.0)
+
     # -- the server's states -----------------------------------------------------------------------------
 
     def suspend(self) -> None:
@@ -229,7 +203,7 @@ class LeaseDesk:
         if lease.is_released or lease.is_void:
             return ()
         fresh = tuple(view.id for view in self.table.views() if view.is_free)
-        self.table.hold(fresh, lease.id)
+        self.table.hold(fresh, lease.id, lease.want.cells, lease.want.worst)
         lease.slots += fresh
         return fresh
 
@@ -239,13 +213,14 @@ class LeaseDesk:
         if lease.is_released or lease.is_void:
             return False
         if slot not in lease.slots and not self.table.view(slot).is_leased:
-            self.table.hold((slot,), lease.id)
+            self.table.hold((slot,), lease.id, lease.want.cells, lease.want.worst)
             lease.slots += (slot,)
         return slot in lease.slots
 
-    def borrow(self, lease: Lease) -> Lease | None:
-        """A lease of all free slots, for the holder of `lease`, to whom the server has no room to give."""
-        free = tuple(view.id for view in self.table.views() if view.is_free)
+    def borrow(self, lease: Lease, slot: SlotId | None = None) -> Lease | None:
+        """A lease of all free slots, or of `slot`, for the holder of `lease`, to whom the server has no room
+        to give; None if there is none."""
+        free = tuple(view.id for view in self.table.views() if view.is_free and slot in (None, view.id))
         return self._lease(Want(Purpose.CHECKPOINT), free, 0.0) if free and not lease.is_void else None
 
     async def depart(self, lease: Lease) -> None:
@@ -304,6 +279,10 @@ class LeaseDesk:
             self._on_change()
 
     @property
+    def epoch(self) -> Epoch:
+        return self.table.epoch
+
+    @property
     def is_suspended(self) -> bool:
         return self._suspended
 
@@ -353,10 +332,16 @@ class LeaseDesk:
                 continue
             if blocked or not self._grant(waiter):
                 still.append(waiter)
-                blocked = blocked or waiter.want.purpose in (Purpose.FLOATING, Purpose.EXCLUSIVE)
+                blocked = blocked or self._holds_up(waiter.want)
         self._line.extendleft(reversed(still))
         if self.awaits_launch:
             self._on_unseen()
+
+    def _holds_up(self, want: Want) -> bool:
+        """Whether those behind it have to wait because it does."""
+        if want.purpose in (Purpose.FLOATING, Purpose.EXCLUSIVE):
+            return True
+        return self.table.pool is not None and choose(want, self.table.views()) is not None
 
     def _grant(self, waiter: _Waiter) -> bool:
         lease = self._granted(waiter.want, self._clock.now() - waiter.since)
@@ -367,10 +352,15 @@ class LeaseDesk:
 
     def _granted(self, want: Want, waited: float) -> Lease | None:
         """The lease that `want` gets this moment, if any."""
-        choice = None if self._is_closed else choose(want, self.table.views())
+        if self._is_closed:
+            return None
+        views, pool = self.table.views(), self.table.pool
+        choice = choose(want, views)
         if choice is None:
             return None
         slots, is_fork = choice
+        if pool is not None and not may_run(pool, want.cells, slots, views):
+            return None
         lease = self._lease(want, slots, waited, is_fork)
         if want.purpose is Purpose.FLOATING:
             self._gate = lease
@@ -378,7 +368,7 @@ class LeaseDesk:
 
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
         lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)
-        self.table.hold(slots, lease.id)
+        self.table.hold(slots, lease.id, want.cells, want.worst)
         self._out.add(lease.id)
         return lease
 

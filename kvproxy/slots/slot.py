@@ -24,6 +24,12 @@ class Occupancy:
     dirty_since: float | None = None
     is_boundary: bool = False
     """The slot was brought back to where the last reply began."""
+    saving: Revision | None = field(default=None, compare=False)
+    """The revision of which a checkpoint was begun last; None before any."""
+    later_tokens: int = field(default=0, compare=False)
+    """Computed since then."""
+    later_since: float | None = field(default=None, compare=False)
+    """When the first of these came, in monotonic seconds."""
 
     @property
     def is_dirty(self) -> bool:
@@ -38,12 +44,21 @@ class Occupancy:
             is_boundary=False,
             unsaved_tokens=self.unsaved_tokens + computed,
             dirty_since=now if self.dirty_since is None else self.dirty_since,
+            later_tokens=self.later_tokens + computed,
+            later_since=now if self.later_since is None else self.later_since,
         )
 
+    def begin_checkpoint(self) -> Occupancy:
+        return replace(self, saving=self.revision, later_tokens=0, later_since=None)
+
     def checkpointed(self, revision: Revision) -> Occupancy:
-        """After `revision` was published. Work finished meanwhile leaves the stay dirty."""
+        """After `revision` was published. Work finished meanwhile leaves the stay dirty, since then."""
         done = replace(self, checkpointed_revision=revision)
-        return done if done.is_dirty else replace(done, unsaved_tokens=0, dirty_since=None)
+        if not done.is_dirty:
+            return replace(done, unsaved_tokens=0, dirty_since=None)
+        if revision != self.saving:  # of a checkpoint begun before the last one, which will tell
+            return done
+        return replace(done, unsaved_tokens=self.later_tokens, dirty_since=self.later_since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,10 @@ class SlotView:
     """The server was seen to run its request, so of its own choice it puts no other one there."""
     sight: Sight | None = field(default=None, compare=False)
     """What was seen of it at rest since it last changed; None if nobody has looked."""
+    cells: int = field(default=0, compare=False)
+    """Tokens that it holds at most, or that its request may come to need."""
+    is_sure: bool = field(default=True, compare=False)
+    """It cannot have been emptied to make room for others since it was last used or seen at rest."""
 
     @property
     def occupant(self) -> SessionKey | None:

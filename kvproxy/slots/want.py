@@ -24,6 +24,10 @@ class Want:
 
     purpose: Purpose
     session: SessionKey | None = None
+    cells: int = 0
+    """Tokens that its slot is thought to hold in the end; told only where slots share one memory."""
+    worst: int = 0
+    """How many at most: all there are, where nothing limits the answer."""
 
 
 def choose(want: Want, views: Sequence[SlotView]) -> tuple[tuple[SlotId, ...], bool] | None:
@@ -44,3 +48,12 @@ def any_in_hand(views: Sequence[SlotView]) -> bool:
 def _all_free(views: Sequence[SlotView]) -> bool:
     # A quarantined slot is not free: it may be in no condition for a request that touches all.
     return bool(views) and all(view.is_free for view in views)
+
+
+def unused(views: Sequence[SlotView]) -> SlotId | None:
+    """A slot that nobody lives in, a blank one if there is one, while no slot is in use. The last of them:
+    the first are the likeliest to be wanted."""
+    if not all(view.is_free for view in views):
+        return None
+    nobodys = [view for view in views if view.occupancy is None]
+    return max(nobodys, key=lambda view: (view.is_blank, view.id)).id if nobodys else None

@@ -18,7 +18,15 @@ from kvproxy.identifiers import Owner, SnapshotName
 from kvproxy.slotfile.layout import Layout, read_layout, read_token_ids
 from kvproxy.slotfile.prefix import Prefix, Uncut, cut_prefix
 from kvproxy.slotfile.window import Closed, open_window
-from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of, make_durable
+from kvproxy.snapshots.checks import (
+    FileCheck,
+    Sight,
+    at_sight,
+    check_saved,
+    check_stored,
+    digest_of,
+    make_durable,
+)
 from kvproxy.snapshots.manifest import FileIdentity, Generation, digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import is_of, is_ours
@@ -81,6 +89,15 @@ class SnapshotFiles(Protocol):
         """Make `cut`, a snapshot of the first `tokens` of those in `name`."""
         ...
 
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        """How many memories the server has for its slots, by the file: 1 if they share it, 0 if it keeps no
+        tokens apart (recurrent); None if the file does not show it."""
+        ...
+
+    async def at_sight(self, generations: Collection[Generation]) -> Sight:
+        """What a look shows to be wrong, without reading anything."""
+        ...
+
     async def free_bytes(self) -> int | None:
         """Room for more; None if not known."""
         ...
@@ -127,6 +144,12 @@ class ServerOwnedFiles:
 
     async def cut_prefix(self, name: SnapshotName, cut: SnapshotName, tokens: int) -> Prefix | Uncut:
         return Uncut.NOT_UNDERSTOOD
+
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        return None
+
+    async def at_sight(self, generations: Collection[Generation]) -> Sight:
+        return Sight()
 
     async def free_bytes(self) -> int | None:
         return None
@@ -178,6 +201,13 @@ class SharedDirectory:
 
     async def cut_prefix(self, name: SnapshotName, cut: SnapshotName, tokens: int) -> Prefix | Uncut:
         return await asyncio.to_thread(cut_prefix, self.path / name, self.path / cut, tokens)
+
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        layout = await asyncio.to_thread(read_layout, self.path / name)
+        return layout.streams or 0 if isinstance(layout, Layout) else None
+
+    async def at_sight(self, generations: Collection[Generation]) -> Sight:
+        return await asyncio.to_thread(at_sight, self.path, generations)
 
     async def free_bytes(self) -> int | None:
         return await asyncio.to_thread(_free_bytes, self.path)

@@ -153,6 +153,14 @@ class PersistenceRecovered:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMemorySeen:
+    """All slots of the server share one memory of `tokens` tokens."""
+
+    server: ServerName
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class VolatileSlotsSeen:
     """The server clears idle slots behind our back; `advice` names the flag to change."""
 
@@ -226,6 +234,7 @@ Event = (
     | SnapshotsChanged
     | PersistenceTripped
     | PersistenceRecovered
+    | SharedMemorySeen
     | VolatileSlotsSeen
     | RequestDone
     | RequestFailed

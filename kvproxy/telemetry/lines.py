@@ -58,6 +58,10 @@ def _volatile(event: e.VolatileSlotsSeen) -> Line:
     return Line(WARNING, "kv.backend.volatile", {"server": event.server, "advice": event.advice})
 
 
+def _shared(event: e.SharedMemorySeen) -> Line:
+    return Line(INFO, "kv.backend.shared_memory", {"server": event.server, "tokens": event.tokens})
+
+
 def _acquired(event: e.SlotAcquired) -> Line:
     fields = {**_place(event), "purpose": event.purpose, "waited_ms": _ms(event.waited_seconds)}
     return Line(DEBUG, "kv.slot.acquire", fields)
@@ -222,6 +226,7 @@ def _work(event: e.CheckpointEnded | e.RestoreEnded) -> dict[str, object]:
 _LINES: Final[Mapping[type, Callable[[Any], Line]]] = {
     e.ServerReady: _server_ready,
     e.ServerUnavailable: _server_unavailable,
+    e.SharedMemorySeen: _shared,
     e.VolatileSlotsSeen: _volatile,
     e.SlotAcquired: _acquired,
     e.SlotReleased: _released,

@@ -19,7 +19,7 @@ from kvproxy.errors import ErrorCode
 from kvproxy.identifiers import SlotId, SnapshotName
 from kvproxy.snapshots.canaries import NAME_DIGITS, Canaries, life_name, stand_in
 from kvproxy.snapshots.canary import Canary
-from kvproxy.snapshots.fingerprint import Fingerprint, fingerprint_of
+from kvproxy.snapshots.fingerprint import CANARY_FIELD, Fingerprint, fingerprint_of
 from kvproxy.snapshots.memory_kind import MemoryKind, kind_from
 from kvproxy.telemetry.events import Emit, Warned
 from kvproxy.upstream.adapters import ask_adapters
@@ -42,6 +42,8 @@ ANSWER_SECONDS = 5.0
 """What is learned of a life is believed to its end, so a server that is only slow gets its time."""
 
 CANARY_SECONDS = 4.0
+CANARY_BODY_BYTES = 512
+"""At least as much as asks for a canary."""
 ERASE_SECONDS = 1.0
 
 HEADER_BYTES = 256 << 20
@@ -145,10 +147,18 @@ class Introduction:
         if computed.canary is None:
             name = stand_in(life or secrets.token_hex(NAME_DIGITS // 2))
         else:
-            name = self._canaries.name(computed.canary)
-            complaint = await self._canaries.remember(computed.canary, life, told.adapters)
-            self._complain(complaint)
+            name = await self._keep(computed.canary, life, told.adapters)
         return await self._conclude(props, told, name, computed)
+
+    async def identify(self, known: Fingerprint, props: Props, canary: Canary) -> Fingerprint:
+        """`known` of the server of `props`, once its canary could be had. What was saved before joins it."""
+        name = await self._keep(canary, _life_of(props), known.get("adapters"))
+        return Fingerprint.from_dict(known.as_dict() | {CANARY_FIELD: name})
+
+    async def _keep(self, canary: Canary, life: str | None, adapters: str) -> str:
+        name = self._canaries.name(canary)
+        self._complain(await self._canaries.remember(canary, life, adapters))
+        return name
 
     def _complain(self, complaint: str | None) -> None:
         if complaint is not None:
@@ -175,7 +185,7 @@ class Introduction:
     # -- awake ---------------------------------------------------------------------------------------------
 
     async def _ask(self, props: Props) -> _Told:
-        persistence = await self._find_persistence()
+        persistence = await self.find_persistence()
         meta = await self._client.model_meta(ANSWER_SECONDS)
         adapters = await ask_adapters(self._client)
         if isinstance(adapters, Unavailable) and adapters.reason is Obstacle.UNREACHABLE:
@@ -185,7 +195,8 @@ class Introduction:
         told = UNKNOWN_ADAPTERS if isinstance(adapters, Unavailable) else adapters
         return _Told(persistence, meta, told, slots)
 
-    async def _find_persistence(self) -> Persistence:
+    async def find_persistence(self) -> Persistence:
+        """What the server allows, and we can use."""
         if obstacle := self._obstacle():
             return Persistence(PersistenceMode.OFF, obstacle)
         failure = await self._client.actions_supported(ANSWER_SECONDS)

@@ -103,6 +103,8 @@ class Facts:
     canary: str = ""
     """Its name, as in the fingerprint."""
     is_volatile: bool = False
+    shares_memory: bool | None = None
+    """Whether all slots share one memory of `n_ctx` tokens (unified KV); None if nothing has shown it yet."""
     pins: bool = True
     """Whether requests are pinned to slots of our choice. Where the server clears slots behind our back, or
     does not let us see them, it chooses better than we could, and requests pass through as they are."""
@@ -117,19 +119,23 @@ class Facts:
         """What does not work as it could, and what to change; empty if nothing is known."""
         return SERIAL_ADVICE if self.is_volatile and self.persistence.is_on else self.persistence.reason
 
+    def as_is(self) -> dict[str, Any]:
+        """The state of a server that answers, and the reason for it."""
+        if self.props is not None and self.props.is_sleeping:
+            return {"state": ServerState.SLEEPING, "reason": ""}
+        is_off = self.persistence.mode is PersistenceMode.OFF
+        state = ServerState.DEGRADED if is_off or self.is_volatile else ServerState.HEALTHY
+        return {"state": state, "reason": self.advice}
+
+    @property
+    def slots(self) -> int:
+        """How many the server has; 0 before it told."""
+        return self.props.total_slots if self.props else 0
+
     @property
     def n_ctx(self) -> int | None:
         """Tokens that fit in one slot."""
         return self.props.n_ctx if self.props else None
-
-
-def as_it_answers(facts: Facts) -> dict[str, Any]:
-    """The `state` of a server that answers, and the `reason` for it."""
-    if facts.props is not None and facts.props.is_sleeping:
-        return {"state": ServerState.SLEEPING, "reason": ""}
-    is_off = facts.persistence.mode is PersistenceMode.OFF
-    state = ServerState.DEGRADED if is_off or facts.is_volatile else ServerState.HEALTHY
-    return {"state": state, "reason": facts.advice}
 
 
 def why_without_slots(url: str, facts: Facts) -> str:

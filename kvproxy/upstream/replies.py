@@ -323,6 +323,10 @@ STALE_DRAFT = b"failed to process speculative batch"
 """llama-server's words when a draft model's memory is not that of the text before it, and will not be until
 the slot is erased."""
 
+OUT_OF_ROOM = b"Context size has been exceeded"
+"""llama-server's words when the memory that its slots share is full: every request that runs ends with them,
+and its slot is emptied."""
+
 ERROR_MESSAGE_CHARS = 300
 
 

@@ -9,34 +9,35 @@ was asked; where the build has no marker that tells lives apart, such a break co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from kvproxy.clock import Clock
-from kvproxy.errors import ErrorCode, UpstreamError
-from kvproxy.identifiers import Epoch, ServerName, SlotId
-from kvproxy.sessions.registry import SessionRegistry
-from kvproxy.slots.leases import LeaseDesk
+from kvproxy.errors import UpstreamError
+from kvproxy.identifiers import Epoch, SlotId
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.state import SlotState
-from kvproxy.slots.table import SlotTable
-from kvproxy.tasks import TaskSet
-from kvproxy.telemetry.events import Emit, ServerReady, ServerUnavailable, VolatileSlotsSeen, Warned
-from kvproxy.upstream.acquaintance import ANSWER_SECONDS, Acquaintance, Introduction, Leftover
-from kvproxy.upstream.client import Action, LlamaServer
+from kvproxy.telemetry.events import (
+    ServerReady,
+    ServerUnavailable,
+)
+from kvproxy.upstream.acquaintance import (
+    ANSWER_SECONDS,
+    CANARY_BODY_BYTES,
+    Acquaintance,
+    Leftover,
+)
+from kvproxy.upstream.client import Action
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
     NO_SLOTS_ADVICE,
-    VOLATILE_ADVICE,
     Facts,
     Persistence,
     PersistenceMode,
     ServerState,
-    Standing,
-    as_it_answers,
     cannot_be_reached,
 )
+from kvproxy.upstream.findings import Findings, WatchParts
 from kvproxy.upstream.replies import Erased, Obstacle, Props, SlotInfo, Unavailable
+from kvproxy.upstream.trial import NOTHING_SEEN, Trial
 
 FRESH_SECONDS = 1.0
 """A request after more than this of silence asks `/props` before it trusts a slot. A server falls asleep a
@@ -48,46 +49,13 @@ ASKED_SECONDS = 0.1
 PERIOD_SECONDS = 2.0
 PERIOD_WITHOUT_SERVER_SECONDS = 0.5
 
-CANARY_BODY_BYTES = 512
-"""At least as much as asks for a canary."""
-
 _STATES = {
     Obstacle.LOADING: ServerState.LOADING,
     Obstacle.UNREACHABLE: ServerState.UNREACHABLE,
 }
 
-_UNSUPPORTED = ErrorCode.BACKEND_UNSUPPORTED
-
 _HIDDEN = (Obstacle.UNSUPPORTED, Obstacle.UNAUTHORIZED, Obstacle.NOT_LLAMA_SERVER)
 """Why `/slots` will not be seen in this life. Any other trouble passes."""
-
-
-async def _not_known(slots: Sequence[SlotInfo]) -> bool | None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class WatchParts:
-    server: ServerName
-    client: LlamaServer
-    standing: Standing
-    table: SlotTable
-    desk: LeaseDesk
-    registry: SessionRegistry
-    tasks: TaskSet
-    clock: Clock
-    emit: Emit
-    introduction: Introduction
-    line_stands: Callable[[], bool]
-    """Whether the sentinel's connection stands: a server that is only slow still holds it."""
-    look: Callable[[], None]
-    """Called when slots wait to be seen idle."""
-    process_changed: Callable[[], None]
-    """Called when another process answers: connections to the one before are of no use."""
-    readopt: Callable[[Props, tuple[SlotInfo, ...]], None] = lambda props, slots: None
-    """Called at the first look at the slots since kvproxy started."""
-    clears_idle_slots: Callable[[Sequence[SlotInfo]], Awaitable[bool | None]] = _not_known
-    """Tries out, while nothing is granted, whether a request in one slot empties another."""
 
 
 class Watch:
@@ -105,9 +73,9 @@ class Watch:
         self._fresh_until = float("-inf")
         self._wake = asyncio.Event()
         self._lives = 0
-        self._warned_of_others = False
         self._is_changed = False
         self._emptied: SlotId | None = None
+        self.findings = Findings(parts)
 
     @property
     def url(self) -> str:
@@ -238,13 +206,13 @@ class Watch:
         if not isinstance(infos, Unavailable) and any(i.id == slot and i.id_task is None for i in infos):
             return True
         self._emptied = None
-        self.found_volatile()
+        self.findings.found_volatile()
         return False
 
     def _still_there(self, props: Props) -> None:
         facts = self._p.standing.facts
         if not facts.state.has_slots or facts.props != props:
-            self._p.standing.set(props=props, **as_it_answers(replace(facts, props=props)))
+            self._p.standing.set(props=props, **replace(facts, props=props).as_is())
         self._is_suspect = False
         if self._p.standing.facts.pins:
             self._p.desk.resume()
@@ -282,8 +250,13 @@ class Watch:
         self._p.desk.epoch_began()
         self._p.process_changed()
         met = await self._p.introduction.meet(props, self._p.standing.facts)
-        was_volatile = met.is_volatile or (has_slept and known.is_volatile)
-        is_volatile = was_volatile or await self._clears_idle_slots(met)
+        if has_slept:
+            trial = self._known_of(known)
+        elif met.is_volatile:
+            trial = Trial(clears=True)
+        else:
+            trial = await self._try_out(met)
+        self.findings.trial = trial
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
         self._is_suspect = self._is_changed = False
@@ -296,18 +269,24 @@ class Watch:
         self._admit(props, met.slots)
         if met.leftover is not None:
             self._settle(met.leftover, epoch)
-        if is_volatile:
-            self.found_volatile()
+        if trial.shares is not None:
+            self.findings.found_shared(epoch, trial.shares)
+        if trial.clears:
+            self.findings.found_volatile()
         if self._p.standing.facts.pins:
             self._p.desk.resume()
             self._p.look()
         return True
 
-    async def _clears_idle_slots(self, met: Acquaintance) -> bool:
+    def _known_of(self, known: Facts) -> Trial:
+        """Of a process that only slept: what was tried out, and what showed itself since."""
+        return Trial(known.is_volatile or self.findings.trial.clears, known.shares_memory)
+
+    async def _try_out(self, met: Acquaintance) -> Trial:
         is_quiet = met.leftover is None and not self._p.desk.has_strays
         if isinstance(met.slots, Unavailable) or not met.persistence.is_on or not is_quiet:
-            return False
-        return bool(await self._p.clears_idle_slots(met.slots))
+            return NOTHING_SEEN
+        return await self._p.try_out(met.slots)
 
     def _settle(self, leftover: Leftover, epoch: Epoch) -> None:
         """Grant the slot of a canary that did not end in time once nothing of it can come any more."""
@@ -342,52 +321,6 @@ class Watch:
         if self._lives == 1:
             self._p.readopt(props, () if isinstance(slots, Unavailable) else slots)
 
-    def found_foreign(self, slots: Sequence[SlotId]) -> None:
-        """Somebody else ran something in `slots`, and what we believed of them is gone."""
-        if self._warned_of_others:
-            return
-        self._warned_of_others = True
-        named = ", ".join(str(slot) for slot in slots)
-        self._p.emit(
-            Warned(
-                f"somebody else uses the server {self._p.server} (seen in slot {named}): conversations lose "
-                "their slots to them; let all requests go through kvproxy"
-            )
-        )
-
-    def found_unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
-        """What happened in `epoch` showed that restoring is of no use here, or cannot be done at all: off,
-        until another life of the server."""
-        known = self._p.standing.facts.persistence
-        says_more = known.is_on or (known.still_saves and not still_saves)
-        if epoch != self._p.table.epoch or not says_more:
-            return
-        off = Persistence(PersistenceMode.OFF, reason, still_saves)
-        self._p.standing.set(state=ServerState.DEGRADED, reason=reason, persistence=off)
-        what = "nothing is restored" if still_saves else "nothing is saved or restored"
-        self._p.emit(Warned(f"{what} until the server is started again: {reason}", _UNSUPPORTED))
-
-    def found_volatile(self) -> None:
-        """The server was seen to clear idle slots: save each answer and launch one request at a time; where
-        nothing can be saved, leave the choice of slots to it."""
-        facts = self._p.standing.facts
-        if facts.is_volatile:
-            return
-        if facts.props is not None:
-            work = self._p.introduction.found_volatile(facts.props)
-            self._p.tasks.spawn(work, name="remember that slots are cleared")
-        if facts.persistence.is_on:
-            facts = replace(facts, is_volatile=True)
-            self._p.table.found_volatile()
-        else:
-            off = Persistence(PersistenceMode.OFF, VOLATILE_ADVICE)
-            facts = replace(facts, is_volatile=True, persistence=off, pins=False)
-            self._p.desk.stop_pinning()
-        self._p.standing.set(
-            is_volatile=True, persistence=facts.persistence, pins=facts.pins, **as_it_answers(facts)
-        )
-        self._p.emit(VolatileSlotsSeen(self._p.server, facts.advice))
-
 
 def _facts(props: Props, met: Acquaintance) -> Facts:
     facts = Facts(
@@ -398,4 +331,4 @@ def _facts(props: Props, met: Acquaintance) -> Facts:
         window=met.window,
         canary=met.canary,
     )
-    return replace(facts, **as_it_answers(facts))
+    return replace(facts, **facts.as_is())

@@ -12,15 +12,19 @@ import pytest
 
 from kvproxy.identifiers import SlotId, SnapshotName
 from kvproxy.snapshots import compatibility
+from kvproxy.snapshots.canaries import LIFE
 from kvproxy.snapshots.canary import TOLERANCE, Canary
 from kvproxy.snapshots.compatibility import Compatible, Differs, Identity
 from kvproxy.snapshots.fingerprint import fingerprint_of
-from kvproxy.upstream import client
+from kvproxy.upstream import client, late_canary
 from kvproxy.upstream.adapters import ask_adapters
 from kvproxy.upstream.canary import ask_canary
 from kvproxy.upstream.replies import Props, Restored, Saved
 from tests.acceptance.conftest import Measured
 from tests.support import variants
+from tests.support.load import Conversation
+from tests.support.load import client as load_client
+from tests.support.proxy import KvProxy, make_settings
 from tests.support.real import LlamaServer
 
 pytestmark = pytest.mark.real
@@ -203,3 +207,33 @@ async def test_the_canary_of_a_real_model_tells_lives_that_differ(
         difference = plain.difference(await canary_of(chat_model, *flags))
         measured(f"canary of SmolLM2 under {' '.join(flags)}: {difference:.2f}")
         assert difference > 100 * TOLERANCE, flags
+
+
+async def test_a_server_that_was_full_of_others_when_it_was_met_is_known_once_a_slot_is_nobodys(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved before joins what the next life saves, and is restored there."""
+    monkeypatch.setattr(late_canary, "FIRST_PAUSE_SECONDS", 1.0)
+    slot_dir, state_dir = tmp_path / "slots", tmp_path / "state"
+    slot_dir.mkdir()
+    async with LlamaServer(tiny_llama, *FLAGS, slot_dir=slot_dir) as server:
+        for slot in (0, 1):
+            await server.post_json("/completion", {"prompt": "others", "n_predict": 1, "id_slot": slot})
+        settings = make_settings(server.base_url, state_dir, slot_dir)
+        async with KvProxy(settings) as proxy, load_client(proxy.base_url) as session:
+            await proxy.ready()
+            standing = proxy.runtime.standing
+            assert standing.facts.canary.startswith(LIFE)
+            one = Conversation.about("speaker", 200)
+            await one.turn(session)
+            await proxy.admin("POST", "flush")
+            await proxy.until(lambda: not standing.facts.canary.startswith(LIFE))
+            known = standing.facts.fingerprint
+            await proxy.at_rest()
+            assert (await one.turn(session)).outcome == "resident"
+
+            await server.restart()
+            back = await one.turn(session)
+
+            assert (back.outcome, back.reused > back.computed) == ("restored", True)
+            assert standing.facts.fingerprint == known

@@ -30,8 +30,7 @@ class Saved:
 @dataclass(slots=True)
 class SlotActions:
     slot_dir: Path
-    geometry: str
-    bytes_per_token: int
+    geometry: snapshot.Geometry
     faults: Faults
     abort: Callable[[], None]
     has_room: Callable[[Slot, int], bool]
@@ -40,7 +39,7 @@ class SlotActions:
     async def save(self, slot: Slot, id_slot: int, filename: str, failure: Failure | None) -> Reply:
         await asyncio.sleep(self.faults.save_seconds)
         tokens, path = tuple(slot.tokens), self.slot_dir / filename
-        data = snapshot.encode(tokens, geometry=self.geometry, bytes_per_token=self.bytes_per_token)
+        data = snapshot.encode(tokens, self.geometry)
         if not await self._write(path, data, failure):
             return _reply(500, error(500, "Unable to save slot"))
         hook = self.on_save()
@@ -101,7 +100,7 @@ class SlotActions:
             data = path.read_bytes()
         except OSError:
             return snapshot.Refusal.INVALID
-        return snapshot.decode(data, geometry=self.geometry, bytes_per_token=self.bytes_per_token)
+        return snapshot.decode(data, self.geometry)
 
     async def erase(self, slot: Slot, id_slot: int, filename: str, failure: Failure | None) -> Reply:
         n_erased = len(slot.tokens)

@@ -264,13 +264,15 @@ class Engine:
         if slot.is_draft_behind:
             return Broken("decode() failed: failed to process speculative batch")
         await self._prefill(task, work, slot, index)
-        if work.generates and not task.cancelled.is_set():
+        if work.generates and not (task.cancelled.is_set() or slot.was_cut_off):
             await self._pause(task, self.faults.slow_first_token)
             text, by_limit, truncated = await self._generate(task, work, slot, index)
         else:
             text, by_limit, truncated = b"", False, False
         if task.cancelled.is_set():
             return None
+        if slot.was_cut_off:
+            return Broken("Context size has been exceeded.")
         decoded = slot.progress.n_decoded
         slot.has_next_token = False
         return Final(index, slot.id, text, len(work.prompt), cached, decoded, by_limit, truncated)
@@ -282,8 +284,8 @@ class Engine:
         while done < total and not task.cancelled.is_set():
             batch = work.prompt[done : done + self.faults.batch]
             await self._decode_batch(len(batch))
-            self.bank.purge(slot, len(slot.tokens) + len(batch))
-            slot.tokens.extend(batch)
+            if slot.was_cut_off or not self.bank.grow(slot, batch):
+                return
             done += len(batch)
             slot.progress.n_processed = done - cached
             self.prompt_tokens_total += len(batch)
@@ -309,7 +311,7 @@ class Engine:
         while not task.cancelled.is_set():
             await self._pause(task, self.faults.token_delay)
             await self._idle_loop.wait()
-            if task.cancelled.is_set():
+            if task.cancelled.is_set() or slot.was_cut_off:
                 break
             token = slot.next_token()
             slot.progress.n_decoded += 1
@@ -324,7 +326,8 @@ class Engine:
                 return bytes(text), True, False
             if len(slot.tokens) + 1 >= slot.n_ctx:
                 return bytes(text), True, True
-            slot.tokens.append(token)
+            if not self.bank.grow(slot, [token]):
+                break
         return bytes(text), False, False
 
     async def _pause(self, task: Task, seconds: float) -> None:

@@ -167,7 +167,6 @@ class FakeLlamaServer:
         return SlotActions(
             slot_dir=Path(self.setup.slot_dir),
             geometry=self.setup.geometry,
-            bytes_per_token=self.setup.bytes_per_token,
             faults=self.faults,
             abort=self._abort,
             has_room=lambda slot, tokens: self._last_engine.bank.has_room(slot, tokens),

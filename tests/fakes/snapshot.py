@@ -1,9 +1,8 @@
-"""The snapshot file as bytes: the real head, then filler in place of keys and values. Pure."""
+"""The snapshot file as bytes, laid out as the real one of a model of one layer that keeps keys only. Pure."""
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -11,6 +10,7 @@ from functools import lru_cache
 
 MAGIC = b"qsgg"
 VERSION = 4
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 # A file that misses fewer bytes than this makes the real server abort instead of refusing it.
 ABORT_BELOW = 4
 
@@ -21,30 +21,54 @@ class Refusal(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Geometry:
+    """What a server and a file must have in common. `streams` is 1 where all slots share one memory."""
+
+    streams: int = 1
+    kv_type: str = "f16"
+    bytes_per_token: int = 512
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     tokens: list[int]
     n_read: int
 
 
-def encode(tokens: Sequence[int], *, geometry: str, bytes_per_token: int) -> bytes:
+def encode(tokens: Sequence[int], geometry: Geometry) -> bytes:
     packed = [0xFFFFFFFF, 1, len(tokens), *tokens, 0]
     head = MAGIC + struct.pack(f"<II{len(packed)}I", VERSION, len(packed), *packed)
-    cells = struct.pack("<III", 1, len(tokens), _geometry_mark(geometry) if tokens else 0)
-    return head + cells + b"".join(_row(token, bytes_per_token) for token in tokens)
+    rows = b"".join(_row(token, geometry.bytes_per_token) for token in tokens)
+    return head + _before_rows(len(tokens), geometry) + rows + _other_streams(len(tokens), geometry)
 
 
-def decode(data: bytes, *, geometry: str, bytes_per_token: int) -> Loaded | Refusal:
+def decode(data: bytes, geometry: Geometry) -> Loaded | Refusal:
     tokens = _decode_head(data)
     if tokens is None:
         return Refusal.INVALID
-    whole = encode(tokens, geometry=geometry, bytes_per_token=bytes_per_token)
+    whole = encode(tokens, geometry)
     missing = len(whole) - len(data)
     if missing > 0:
         return Refusal.ABORT if missing < ABORT_BELOW and tokens else Refusal.INVALID
-    offset = 12 + 4 * (len(tokens) + 4)
-    if data[offset : offset + 12] != whole[offset : offset + 12]:
+    start, end = 12 + 4 * (len(tokens) + 4), len(whole) - geometry.bytes_per_token * len(tokens)
+    if tokens and data[start:end] != whole[start:end]:
         return Refusal.INVALID
     return Loaded(tokens, len(whole))
+
+
+def _before_rows(count: int, geometry: Geometry) -> bytes:
+    """Streams, and for the first of them its cells and the head of the one tensor."""
+    if not count:
+        return struct.pack("<I", geometry.streams)
+    cells = b"".join(struct.pack("<iIi", position, 1, 0) for position in range(count))
+    tensor = struct.pack("<IIII", 0, 1, 0, 0) + struct.pack(
+        "<iQ", KV_TYPES[geometry.kv_type], geometry.bytes_per_token
+    )
+    return struct.pack("<II", geometry.streams, count) + cells + tensor
+
+
+def _other_streams(count: int, geometry: Geometry) -> bytes:
+    return bytes(4 * (geometry.streams - bool(count)))
 
 
 def _decode_head(data: bytes) -> list[int] | None:
@@ -54,10 +78,6 @@ def _decode_head(data: bytes) -> list[int] | None:
     if version != VERSION or n_packed != n_tokens + 4 or len(data) < 12 + 4 * n_packed:
         return None
     return list(struct.unpack_from(f"<{n_tokens}I", data, 24))
-
-
-def _geometry_mark(geometry: str) -> int:
-    return zlib.crc32(geometry.encode())
 
 
 @lru_cache(maxsize=1024)

@@ -41,6 +41,8 @@ class Slot:
     """a draft model runs ahead, whose memory no snapshot holds"""
     draft_tokens: int = 0
     """how far the draft's memory reaches"""
+    was_cut_off: bool = False
+    """the shared memory was full under its request"""
 
     @property
     def is_processing(self) -> bool:
@@ -59,7 +61,7 @@ class Slot:
         kept = common_prefix(self.tokens, prompt) if reuse else 0
         kept = min(kept, max(len(prompt) - 1, 0))
         self.tokens = self.tokens[:kept]
-        self.restored = False
+        self.restored = self.was_cut_off = False
         self.words = refrain(prompt)
         self.progress = Progress(n_cached=kept)
         return kept
@@ -178,11 +180,21 @@ class SlotBank:
         others = sum(len(other.tokens) for other in self.slots if other is not slot)
         return self.cells is None or others + tokens <= self.cells
 
-    def purge(self, slot: Slot, tokens: int) -> None:
-        """Empties idle slots, in order, until `slot` can hold `tokens`."""
+    def grow(self, slot: Slot, tokens: Sequence[int]) -> bool:
+        """Adds to what `slot` holds, once idle slots were emptied in order until there is room. Where that is
+        not enough every running request is cut off, and its slot emptied: then False."""
+        needed = len(slot.tokens) + len(tokens)
         for other in self.free_besides(slot):
-            if not self.has_room(slot, tokens):
+            if not self.has_room(slot, needed):
                 other.hold([])
+        if self.has_room(slot, needed):
+            slot.tokens.extend(tokens)
+            return True
+        for running in self.slots:
+            if running.is_processing:
+                running.hold([])
+                running.was_cut_off = True
+        return False
 
     def free_besides(self, chosen: Slot) -> list[Slot]:
         return [slot for slot in self.slots if slot is not chosen and not slot.is_processing]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.replies import BUILD
+from tests.fakes.snapshot import Geometry
 from tests.fakes.state import Slot
 from tests.fakes.tokens import CHAT_TEMPLATE, N_VOCAB
 
@@ -55,9 +56,8 @@ class Setup:
         return self.volatile or self.unified
 
     @property
-    def geometry(self) -> str:
-        streams = 1 if self.is_shared else self.slots
-        return f"{self.kv_type}/{streams}/{self.bytes_per_token}"
+    def geometry(self) -> Geometry:
+        return Geometry(1 if self.is_shared else self.slots, self.kv_type, self.bytes_per_token)
 
 
 def props_view(setup: Setup, total_slots: int, *, sleeping: bool) -> dict[str, Any]:

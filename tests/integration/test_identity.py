@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from kvproxy.telemetry.events import RestoreEnded, ServerReady, Warned
+from kvproxy.upstream import late_canary
 from tests.support.proxy import House, house
 from tests.support.talk import Talk
 
@@ -145,3 +146,29 @@ async def test_adapters_that_are_changed_through_us_are_another_identity_at_once
             changed = await here.proxy.post("/lora-adapters", b'[{"id": 0, "scale": %f}]' % scale)
             assert changed.status == 200
             assert (await here.proxy.turn(talk)).told == told
+
+
+async def test_a_server_that_was_busy_as_its_life_began_is_asked_again_and_its_snapshots_join_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_canary, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(late_canary, "FIRST_PAUSE_SECONDS", 0.3)
+    async with house(tmp_path, slots=2) as here:
+        talk = await stored(here)
+        first = await server_of(here)
+        here.fake.faults.fail("completion", "error", 1)  # the canary's
+        await here.fake.restart()
+        await here.proxy.ready()
+        await here.proxy.until(lambda: len(here.proxy.heard(ServerReady)) == 2)
+        assert (await server_of(here))["canary"].startswith("life:")
+        assert (await here.proxy.turn(talk)).told == MISMATCH
+        await here.proxy.admin("POST", "flush")
+
+        facts = here.proxy.runtime.standing
+        await here.proxy.until(lambda: facts.facts.canary == first["canary"])
+
+        await here.proxy.at_rest()
+        assert (await server_of(here))["fingerprint"] == first["fingerprint"]
+        await here.fake.restart()
+        back = await here.proxy.turn(talk)
+        assert (back.told, back.reused > back.computed) == (("restored", None), True)

@@ -14,7 +14,6 @@ from kvproxy.telemetry.events import (
     CheckpointEnded,
     CheckpointStarted,
     Event,
-    RestoreEnded,
     VolatileSlotsSeen,
 )
 from tests.support.proxy import house
@@ -245,18 +244,3 @@ async def test_a_conversation_that_may_not_be_stored_is_left_to_the_server_altog
                 talk.heard(answer.text)
         assert (answer.told, answer.reused > answer.computed) == (("cold", "evicted"), True)
         assert here.files == []
-
-
-async def test_a_full_memory_is_made_room_in_and_no_snapshot_blamed(tmp_path: Path) -> None:
-    async with house(tmp_path, slots=3, unified=True, n_ctx=700) as here:
-        a, b, c = (Talk(name, words=8) for name in ("alpha", "beta", "gamma"))
-        await here.proxy.turn(a)
-        await here.proxy.admin("POST", "flush")
-        await here.fake.restart()
-        await here.proxy.turn(b)
-        await here.proxy.turn(c)
-
-        assert (await here.proxy.turn(a)).told == ("restored", None)
-
-        assert [event.outcome for event in here.proxy.heard(RestoreEnded)] == ["no_room", "restored"]
-        assert (await here.proxy.turn(b)).told == ("restored", None)

@@ -30,6 +30,7 @@ from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.alterations import Alteration, Alterations
 from kvproxy.snapshots.canaries import Canaries
+from kvproxy.snapshots.checks import Sight
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.index import SnapshotIndex, Totals
@@ -233,6 +234,8 @@ class FakeFiles:
     seen: FileIdentity | None = None
     sha256: str | None = None
     kind: MemoryKind = MemoryKind.UNKNOWN
+    streams: int | None = None
+    sight: Sight = field(default_factory=Sight)
     free: list[int | None] = field(default_factory=lambda: [None])
     """Given in turn, the last one again and again."""
     ids: str | None = None
@@ -286,8 +289,14 @@ class FakeFiles:
         self.made.append(cut)
         return Prefix(tokens, 10 * tokens)
 
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        return self.streams
+
     async def free_bytes(self) -> int | None:
         return self.free.pop(0) if len(self.free) > 1 else self.free[0]
+
+    async def at_sight(self, generations: Collection[Generation]) -> Sight:
+        return self.sight
 
     async def check_usable(self) -> str | None:
         return None
@@ -298,6 +307,11 @@ class FakeScratch:
     """Names for a moment, and which were deleted."""
 
     deleted: list[SnapshotName] = field(default_factory=list)
+    is_visible: bool = True
+    streams: int | None = None
+
+    async def streams_of(self, name: SnapshotName) -> int | None:
+        return self.streams
 
     def new_name(self) -> SnapshotName:
         return new_name(OWNER)
@@ -312,6 +326,7 @@ class FakeStore:
 
     owner = OWNER
     is_open = True
+    fault = ""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -362,6 +377,9 @@ class FakeStore:
         changes = {field: value for field, value in learned.items() if value is not None}
         self.index.put(with_generation(found, name, **changes))
         return self.index.find(key, fingerprint)
+
+    async def why_unusable(self) -> str:
+        return self.fault
 
     async def invalidate(
         self, key: SessionKey, fingerprint: Fingerprint, name: SnapshotName, reason: str
@@ -466,6 +484,7 @@ class World:
         self.emptied: list[SlotId] = []
         self.on_confirm: Callable[[], object] = lambda: None
         self.unable: list[str] = []
+        self.shares: list[bool] = []
         self.tasks = TaskSet(lambda name, error: self.sink(TaskDied(name, error)))
         self.desk = LeaseDesk(
             self.table, self.clock, max_waiting=8, max_wait_seconds=5.0, on_change=lambda: None
@@ -491,6 +510,7 @@ class World:
             on_switch=on_switch,
             is_strict=is_strict,
             borrow=self.desk.borrow,
+            look=self._look_at_slots,
         )
         self.live(slots)
 
@@ -511,12 +531,19 @@ class World:
             emptied=self._emptied,
             unable=self._unable,
             alterations=self.alterations,
+            shares=self._shares,
         )
 
     def _unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
         if epoch == self.table.epoch:
             self.standing.set(persistence=Persistence(PersistenceMode.OFF, reason, still_saves))
             self.unable.append(reason)
+
+    def _shares(self, epoch: Epoch, shares: bool) -> None:
+        self.shares.append(shares)
+
+    async def _look_at_slots(self) -> None:
+        self.table.seen(await self.server.slots(), self.clock.now())
 
     def _changed(self) -> None:
         self.changes += 1

@@ -18,7 +18,7 @@ from kvproxy.proxy.server import create_runner
 from kvproxy.settings.model import Settings
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import Event, RequestDone, TaskDied
-from kvproxy.upstream.volatility import PROBES
+from kvproxy.upstream.trial import PROBES
 from kvproxy.wiring import Runtime
 from tests.fakes.app import Call
 from tests.fakes.llama_server import FakeLlamaServer
@@ -40,7 +40,8 @@ QUIET: dict[str, dict[str, Any]] = {
 }
 """Nothing is saved but where a slot changes hands, and nothing is too small for it."""
 
-STANDING = ("sentinel", "watch", "probe", "rounds", "keeper", "living slots")
+
+STANDING = ("sentinel", "watch", "probe", "rounds", "keeper", "living slots", "late canary", "inspection")
 """The tasks that run for as long as a runtime does."""
 
 
@@ -241,15 +242,15 @@ class House:
 
 
 def without_trials(calls: Sequence[Call]) -> list[Call]:
-    """`calls` less those by which the proxy tries out, as a life begins, whether idle slots are cleared: two
-    short prompts, and an erase of each."""
+    """`calls` less those by which the proxy tries out, as a life begins, what the server does not tell of its
+    slots: two short prompts, a save of the first, and an erase of each."""
     rest, erases = [], 0
     for call in calls:
         is_trial = call.path == "/completion" and _prompt(call.body) in PROBES
         erases += is_trial
         if call.action == "erase" and erases:
             erases -= 1
-        elif not is_trial:
+        elif not is_trial and not (call.action == "save" and erases):
             rest.append(call)
     return rest
 

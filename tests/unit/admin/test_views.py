@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
+import pytest
 
 from kvproxy.admin.views import server_view, session_view, slot_view, snapshot_view
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.identifiers import SlotId
 from kvproxy.upstream.breaker import BreakerState
 from kvproxy.upstream.facts import Facts
-from tests.support.fakes_core import FINGERPRINT, MAIN, A, World, generation_of, manifest_of, stay
+from tests.support.fakes_core import FINGERPRINT, MAIN, PROPS, A, World, generation_of, manifest_of, stay
 
 S0 = SlotId(0)
 
@@ -57,10 +60,22 @@ def test_a_server_shows_its_state_its_epoch_and_what_it_runs() -> None:
             "window_opened": None,
         },
         "volatile_slots": False,
+        "shared_tokens": None,
         "breaker": "closed",
         "waiting": 2,
         "slots": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("slots", "shares", "tokens"), [(4, True, 4096), (4, False, None), (4, None, None), (1, True, None)]
+)
+def test_slots_that_share_one_memory_show_how_much_that_is(
+    slots: int, shares: bool | None, tokens: int | None
+) -> None:
+    facts = Facts(props=replace(PROPS, total_slots=slots), shares_memory=shares)
+    shown = server_view(MAIN, "", 0, facts, BreakerState.CLOSED, [], 0)
+    assert shown["shared_tokens"] == tokens
 
 
 def test_a_server_that_was_not_asked_yet_can_be_shown() -> None:

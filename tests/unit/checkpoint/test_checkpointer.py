@@ -506,3 +506,23 @@ async def test_a_server_that_cannot_save_at_all_is_believed_and_does_not_open_th
     assert w.actions.breaker_state is BreakerState.CLOSED
     assert (await save(w)).outcome is O.OFF
     assert w.log.count("save 0") == 1
+
+
+class TestSharing:
+    """Whether all slots share one memory, where nothing has shown it before the first save."""
+
+    @pytest.mark.parametrize(("streams", "told"), [(1, [True]), (2, [False]), (0, [False]), (None, [])])
+    async def test_the_first_file_shows_it(self, streams: int | None, told: list[bool]) -> None:
+        w = world()
+        w.files.streams = streams
+        await save(w)
+        assert w.shares == told
+
+    async def test_it_is_not_asked_again_once_known_nor_where_there_is_one_slot(self) -> None:
+        known = world()
+        known.standing.set(shares_memory=False)
+        single = world(slots=1)
+        for w in (known, single):
+            w.files.streams = 1
+            await save(w)
+            assert w.shares == []

@@ -6,6 +6,7 @@ import pytest
 
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
+from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.restorer import NO_ROOM
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SessionKey, SlotId
@@ -14,7 +15,18 @@ from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored, Saved
-from tests.support.fakes_core import A, B, Late, World, generation_of, manifest_of, settle, stay
+from tests.support.fakes_core import (
+    A,
+    B,
+    C,
+    Late,
+    World,
+    generation_of,
+    idle,
+    manifest_of,
+    settle,
+    stay,
+)
 
 S0 = SlotId(0)
 FAILED = ActionFailure(Fault.FAILED, "HTTP 500", 500)
@@ -408,3 +420,116 @@ class TestRequest:
         if w.preparer.at_once(lease, session) is None:
             await w.preparer.prepare(lease, session)
         assert session.asked == (None if kind is MemoryKind.FULL else self.ASKED)
+
+
+class TestWay:
+    """All slots share room for 2500 tokens; sessions B and C are idle with 1000 each, and A needs more."""
+
+    POOL = 2500
+
+    def world(self, b: int = 1, c: int = 0) -> World:
+        """`b` and `c`: which revision of each is saved, of 1."""
+        w = World(slots=3)
+        w.table.pool = self.POOL
+        w.house(1, stay(B, saved=b))
+        w.clock.advance(1)
+        w.house(2, stay(C, saved=c))
+        return w
+
+    async def lease(self, w: World, cells: int) -> Lease:
+        return await w.desk.acquire(Want(Purpose.PINNED, A, cells))
+
+    async def make_way(self, w: World, cells: int) -> list[str]:
+        lease = await self.lease(w, cells)
+        await w.preparer.make_way(lease, cells)
+        await settle()
+        return [verb for verb in verbs(w) if verb.split()[0] in ("save", "erase")]
+
+    async def test_nobody_is_disturbed_where_there_is_room(self) -> None:
+        w = self.world()
+        lease = await self.lease(w, 500)
+        assert w.preparer.is_certain(lease)
+        await w.preparer.make_certain(lease)
+        await w.preparer.make_way(lease, 500)
+        assert w.log == []
+
+    async def test_where_slots_share_nothing_there_is_never_a_crowd(self) -> None:
+        w = self.world()
+        w.table.pool = None
+        lease = await self.lease(w, 10**6)
+        assert w.preparer.is_certain(lease)
+        await w.preparer.make_way(lease, 10**6)
+        assert w.log == []
+
+    async def test_where_a_launch_clears_the_idle_slots_it_makes_its_own_room(self) -> None:
+        w = self.world()
+        w.table.is_volatile = True
+        assert w.preparer.is_certain(await self.lease(w, self.POOL))
+
+    async def test_the_saved_goes_before_the_dirty_and_only_as_many_as_it_takes(self) -> None:
+        w = self.world()
+        assert not w.preparer.is_certain(await self.lease(w, 1000))
+        assert await self.make_way(self.world(), 1000) == ["erase 1"]
+        assert await self.make_way(self.world(b=0, c=1), 1000) == ["erase 2"]
+
+    async def test_the_dirty_is_saved_before(self) -> None:
+        w = self.world()
+        assert await self.make_way(w, 2000) == ["erase 1", "save 2", "erase 2"]
+        assert w.store.find_any(C)
+        assert w.table.view(SlotId(2)).cells == 0
+
+    async def test_one_that_cannot_be_saved_keeps_its_place_and_nobody_waits_for_ever(self) -> None:
+        w = self.world()
+        w.server.answer("save", FAILED)
+        assert await self.make_way(w, 2000) == ["erase 1", "save 2"]
+        assert w.occupant(2) == "c" * 12
+
+    async def test_a_look_that_shows_room_spares_everybody(self) -> None:
+        w = self.world()
+        w.clock.advance(1)
+        w.server.answer("slots", (idle(0), idle(1, tokens=1000), idle(2, tokens=300)))
+        lease = await self.lease(w, 1000)
+        await w.preparer.make_certain(lease)
+        assert w.log == ["slots"]
+        assert w.preparer.is_certain(lease)
+
+    async def test_a_look_that_shows_its_own_slot_emptied_takes_the_belief_away(self) -> None:
+        w = self.world()
+        w.house(0, stay(A))
+        w.clock.advance(1)
+        w.server.answer("slots", (idle(0, tokens=0), idle(1, tokens=1000), idle(2, tokens=1000)))
+        lease = await self.lease(w, 1000)
+        assert not w.preparer.is_certain(lease), "all hold more than there is"
+        await w.preparer.make_certain(lease)
+        assert w.preparer.at_once(lease, w.session(A)) is None
+
+    async def test_one_that_is_too_small_to_keep_goes_unsaved(self) -> None:
+        w = World(slots=2, policy=CheckpointPolicy(min_tokens=5000))
+        w.table.pool = self.POOL
+        w.house(1, stay(B))
+        assert await self.make_way(w, 2000) == ["erase 1"]
+
+    async def test_running_slots_are_left_alone(self) -> None:
+        w = self.world()
+        running = await w.desk.acquire(Want(Purpose.PINNED, C, 1000))
+        w.table.serve(running.slot, running.epoch, stay(C))
+        lease = w.desk._lease(Want(Purpose.PINNED, A, 2000), (S0,), 0.0)
+        await w.preparer.make_way(lease, 2000)
+        assert verbs(w) == ["erase 1"]
+
+    async def test_a_restore_makes_its_way_first_and_is_asked_for_once(self) -> None:
+        w = self.world()
+        w.keep(manifest_of(A, generation_of()))
+
+        assert await prepare(w, requests=1) == Preparation(Outcome.RESTORED, restored_tokens=1000)
+
+        done = [verb for verb in verbs(w) if verb.split()[0] in ("save", "restore", "erase")]
+        assert done == ["erase 1", "restore 0"]
+
+    async def test_room_that_only_came_by_emptying_others_shows_that_it_is_shared(self) -> None:
+        w = World()
+        w.keep(manifest_of(A, generation_of()))
+        w.server.answer("restore", TestRoom.FULL, Restored(1000, 5000))
+        w.house(1, stay(B))
+        await prepare(w, requests=1)
+        assert w.shares == [True]

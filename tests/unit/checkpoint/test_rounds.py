@@ -11,6 +11,7 @@ from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.rounds import LOST_SERVER_SECONDS, Flushed, Rounds
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
+from kvproxy.snapshots.files import FileCheck
 from kvproxy.telemetry.events import CheckpointStarted
 from kvproxy.upstream.replies import ActionFailure, Fault, Saved
 from tests.support.fakes_core import A, B, World, settle, stay
@@ -113,6 +114,32 @@ class TestRound:
             await running
 
         assert room.triggers() == [(0, Trigger.AGE)]
+
+    async def test_a_turn_that_ended_while_a_save_was_published_is_as_young_as_it_is(self) -> None:
+        """Else a loop that never pauses would be saved twice each time it is dirty for long enough."""
+        room = Room(policy=CheckpointPolicy(on_idle_seconds=0, max_dirty_seconds=10))
+        on_disk: asyncio.Future[FileCheck] = asyncio.get_running_loop().create_future()
+        room.files.durable = on_disk
+        room.house(0, replace(stay(A), dirty_since=room.clock.now()))
+        room.clock.advance(10)
+        saving = asyncio.ensure_future(room.rounds.run_once())
+        await settle()
+        occupancy = room.table.view(S0).occupancy
+        assert occupancy is not None
+        later = occupancy.changed(room.clock.now(), 1010, 10)
+        room.table.serve(S0, room.table.epoch, occupancy)
+        room.table.served(S0, room.table.epoch, later)
+
+        on_disk.set_result(FileCheck())
+        await saving
+
+        assert room.triggers() == [(0, Trigger.AGE)]
+        room.clock.advance(9.9)
+        await room.rounds.run_once()
+        assert len(room.triggers()) == 1
+        room.clock.advance(0.1)
+        await room.rounds.run_once()
+        assert len(room.triggers()) == 2
 
 
 class TestSaveSlot:

@@ -1,29 +1,35 @@
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
-from tests.fakes.snapshot import Loaded, Refusal, decode, encode
+import pytest
+from kvproxy.snapshots.layout import Layout, read_layout
+
+from kvproxy.snapshots.memory_kind import MemoryKind
+from tests.fakes.snapshot import Geometry, Loaded, Refusal, decode, encode
 
 TOKENS = [1, 70, 71, 72]
-WHOLE = encode(TOKENS, geometry="g", bytes_per_token=64)
+HERE = Geometry(streams=2, bytes_per_token=64)
+WHOLE = encode(TOKENS, HERE)
 
 
-def read(data: bytes, geometry: str = "g") -> Loaded | Refusal:
-    return decode(data, geometry=geometry, bytes_per_token=64)
+def read(data: bytes, geometry: Geometry = HERE) -> Loaded | Refusal:
+    return decode(data, geometry)
 
 
 def test_what_was_written_is_read_back() -> None:
     assert read(WHOLE) == Loaded(TOKENS, len(WHOLE))
 
 
-def test_the_size_grows_by_ids_and_filler_per_token() -> None:
-    assert len(encode([*TOKENS, 73], geometry="g", bytes_per_token=64)) == len(WHOLE) + 4 + 64
+def test_the_size_grows_by_an_id_a_cell_and_a_row_per_token() -> None:
+    assert len(encode([*TOKENS, 73], HERE)) == len(WHOLE) + 4 + 12 + 64
 
 
 def test_an_empty_snapshot_is_forty_bytes() -> None:
-    empty = encode([], geometry="g", bytes_per_token=64)
+    empty = encode([], HERE)
     assert len(empty) == 40
-    assert read(empty, geometry="other") == Loaded([], 40)
+    assert read(empty, Geometry(2, "q8_0", 34)) == Loaded([], 40)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +44,17 @@ def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
     assert read(data) is Refusal.INVALID
 
 
-def test_another_geometry_is_refused() -> None:
-    assert read(WHOLE, geometry="other") is Refusal.INVALID
+@pytest.mark.parametrize("other", [replace(HERE, streams=1), replace(HERE, kv_type="q8_0")])
+def test_another_geometry_is_refused(other: Geometry) -> None:
+    assert read(WHOLE, other) is Refusal.INVALID
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_it_is_laid_out_as_a_real_one(streams: int, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(encode(TOKENS, replace(HERE, streams=streams)))
+    layout = read_layout(tmp_path / "file")
+    assert isinstance(layout, Layout)
+    assert (layout.streams, layout.tokens, layout.kind) == (streams, len(TOKENS), MemoryKind.FULL)
 
 
 def test_trailing_bytes_are_ignored() -> None:
@@ -47,5 +62,5 @@ def test_trailing_bytes_are_ignored() -> None:
 
 
 def test_a_longer_snapshot_keeps_the_bytes_of_its_prefix() -> None:
-    longer = encode([*TOKENS, 73], geometry="g", bytes_per_token=64)
-    assert WHOLE[-4 * 64 :] in longer
+    longer = encode([*TOKENS, 73], HERE)
+    assert WHOLE[-4 * 64 - 4 : -4] in longer

@@ -200,3 +200,19 @@ def test_a_request_was_taken_up_once_the_answers_headers_came() -> None:
     assert not room.account.was_seen_running
     room.account.headers_came()
     assert room.account.was_seen_running
+
+
+@pytest.mark.parametrize(
+    ("said", "was_cut_off"),
+    [
+        (b'{"error":{"code":500,"message":"Context size has been exceeded."}}', True),
+        (b'data: {"choices":[]}\n\ndata: {"error":{"message":"Context size has been exceeded."}}\n\n', True),
+        (b'{"error":{"code":500,"message":"Compute error."}}', False),
+        (b'{"choices":[{"text":"Context size has been exceeded"}],' + answer(1, 2)[1:], False),
+    ],
+    ids=["whole", "stream", "another error", "a model's own words"],
+)
+def test_a_server_that_ran_out_of_room_says_so(said: bytes, was_cut_off: bool) -> None:
+    room = Room()
+    room.account.tap.feed(said)
+    assert room.account.was_cut_off is was_cut_off

@@ -125,3 +125,8 @@ async def test_the_same_request_can_be_sent_without_a_pin() -> None:
     call = await called({"messages": []}, NAMED)
     loose = call.unpinned()
     assert (loose.reach, loose.body, loose.client) == (Reach.FLOATING, call.body, call.client)
+
+
+async def test_the_limit_that_a_client_sets_its_answer_is_noted() -> None:
+    assert (await called({"messages": [], "max_tokens": 50})).answer_limit == 50
+    assert (await called()).answer_limit is None

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, UpstreamError
 from kvproxy.identifiers import SessionKey, SlotId
+from kvproxy.slots.cells import may_run
 from kvproxy.slots.leases import Lease, LeaseDesk, Purpose, Want
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.state import SlotState
@@ -22,8 +23,8 @@ FLOATING = Want(Purpose.FLOATING)
 EXCLUSIVE = Want(Purpose.EXCLUSIVE)
 
 
-def pinned(session: SessionKey | None = None) -> Want:
-    return Want(Purpose.PINNED, session)
+def pinned(session: SessionKey | None = None, cells: int = 0) -> Want:
+    return Want(Purpose.PINNED, session, cells)
 
 
 class Room:
@@ -394,6 +395,99 @@ class TestMore:
         assert room.table.view(S2).is_free
 
 
+class TestSharedMemory:
+    """Three slots with room for 1000 tokens together."""
+
+    @pytest.fixture
+    def room(self) -> Room:
+        room = Room(3)
+        room.table.pool = 1000
+        return room
+
+    def wanting(self, cells: int, session: SessionKey | None = None) -> Want:
+        return Want(Purpose.PINNED, session, cells)
+
+    async def test_what_fits_runs_side_by_side_and_what_does_not_one_after_the_other(
+        self, room: Room
+    ) -> None:
+        first, second = [await room.desk.acquire(self.wanting(400)) for _ in range(2)]
+        waiting = asyncio.ensure_future(room.desk.acquire(self.wanting(400)))
+        await settle()
+        assert not waiting.done()
+        first.release()
+        assert (await waiting).slots != second.slots
+
+    async def test_one_that_needs_all_there_is_and_more_runs_alone(self, room: Room) -> None:
+        first = await room.desk.acquire(self.wanting(100))
+        waiting = asyncio.ensure_future(room.desk.acquire(self.wanting(5000)))
+        await settle()
+        assert not waiting.done()
+        first.release()
+        (await waiting).release()
+
+    async def test_one_that_waits_for_room_holds_up_those_behind_it_or_it_would_starve(
+        self, room: Room
+    ) -> None:
+        first = await room.desk.acquire(self.wanting(600))
+        big = asyncio.ensure_future(room.desk.acquire(self.wanting(900)))
+        small = asyncio.ensure_future(room.desk.acquire(self.wanting(100)))
+        await settle()
+        assert [big.done(), small.done()] == [False, False]
+        first.release()
+        lease = await big
+        (await small).release()
+        lease.release()
+
+    async def test_one_that_waits_for_its_own_slot_holds_up_nobody(self, room: Room) -> None:
+        room.house(S0, A)
+        save = room.desk.try_checkpoint(S0)
+        assert save is not None
+        own = asyncio.ensure_future(room.desk.acquire(self.wanting(10, A)))
+        (await room.desk.acquire(self.wanting(0))).release()
+        assert not own.done()
+        save.release()
+        (await own).release()
+
+    async def test_a_dropped_request_that_still_runs_is_counted_until_it_is_seen_idle(
+        self, room: Room
+    ) -> None:
+        lease = await room.desk.acquire(self.wanting(700))
+        room.table.serve(lease.slot, lease.epoch, None)
+        room.table.broke_off(lease.slot, lease.epoch, Settling(lease.slot, was_seen=True))
+        lease.release()
+        waiting = asyncio.ensure_future(room.desk.acquire(self.wanting(400)))
+        await settle()
+        assert not waiting.done()
+        room.table.seen([idle(lease.slot, tokens=20)])
+        room.desk.changed()
+        (await waiting).release()
+
+    async def test_unpinned_requests_wait_for_room_as_well(self, room: Room) -> None:
+        first = await room.desk.acquire(self.wanting(700))
+        room.table.serve(first.slot, first.epoch, None)
+        room.desk.launched(first)
+        waiting = asyncio.ensure_future(room.desk.acquire(Want(Purpose.FLOATING, None, 400)))
+        await settle()
+        assert not waiting.done()
+        room.table.served(first.slot, first.epoch, None, tokens=700)
+        first.release()
+        (await waiting).release()
+
+    async def test_elsewhere_nobody_waits_for_room(self) -> None:
+        room = Room(2)
+        for _ in range(2):
+            await room.desk.acquire(self.wanting(10**6))
+
+    async def test_one_slot_can_be_borrowed_if_it_is_free(self, room: Room) -> None:
+        lease = await room.desk.acquire(self.wanting(10))
+        other = SlotId((lease.slot + 1) % 3)
+        borrowed = room.desk.borrow(lease, other)
+        assert borrowed is not None
+        assert borrowed.slots == (other,)
+        assert room.desk.borrow(lease, other) is None
+        assert room.desk.borrow(lease, lease.slot) is None
+
+
 class TestFloating:
     async def test_it_holds_all_that_are_free_and_nothing_is_granted_until_it_was_seen_where_it_runs(
         self,
@@ -592,6 +686,22 @@ class TestCheckpoint:
 
         assert room.desk.try_checkpoint(S0) is None
 
+    async def test_a_slot_that_nobody_lives_in_can_be_had_while_nothing_is_under_way(self) -> None:
+        room = Room(3)
+        room.house(S2, A)
+        lease = room.desk.try_unused()
+        assert lease is not None
+        assert lease.slots == (S1,), "the last of them"
+        assert room.desk.try_unused() is None, "that one is in use"
+        lease.release()
+        room.desk.suspend()
+        assert room.desk.try_unused() is None
+
+    async def test_where_somebody_lives_everywhere_there_is_none(self) -> None:
+        room = Room(1)
+        room.house(S0, A)
+        assert room.desk.try_unused() is None
+
     async def test_a_session_waits_for_the_checkpoint_of_its_own_slot(self) -> None:
         room = Room()
         room.house(S0, A)
@@ -708,7 +818,7 @@ class WatchedTable(SlotTable):
 
     desk: LeaseDesk
 
-    def hold(self, slots: Any, holder: int) -> None:
+    def hold(self, slots: Any, holder: int, claim: int = 0, worst: int = 0) -> None:
         held = list(slots)
         assert held, "a lease of nothing"
         assert not self.desk.is_suspended
@@ -719,11 +829,15 @@ class WatchedTable(SlotTable):
             view = self.view(slot)
             assert not view.is_leased
             assert view.state in (SlotState.IDLE, SlotState.RESIDENT, SlotState.QUARANTINED)
-        super().hold(held, holder)
+        if self.pool is not None and claim:
+            assert may_run(self.pool, claim, held, self.views())
+        super().hold(held, holder, claim, worst)
 
 
 SESSIONS = st.sampled_from([None, A, B, C])
-WANTS = st.one_of(SESSIONS.map(pinned), st.sampled_from([FLOATING, EXCLUSIVE]))
+POOL = 1000
+CELLS = st.sampled_from([0, 400, 700, 5 * POOL])
+WANTS = st.one_of(st.builds(pinned, SESSIONS, CELLS), st.sampled_from([FLOATING, EXCLUSIVE]))
 ANY = st.integers(0, 1_000)
 
 
@@ -870,6 +984,10 @@ class Machine(RuleBasedStateMachine):
         self.table.found_volatile()
 
     @rule()
+    def find_its_memory_shared(self) -> None:
+        self.table.pool = POOL
+
+    @rule()
     def suspend(self) -> None:
         self.desk.suspend()
 
@@ -913,7 +1031,14 @@ class Machine(RuleBasedStateMachine):
             views = self.table.views()
             is_careful = first.want == FLOATING or self.table.is_volatile
             waits_for_others = is_careful and any(view.is_in_hand for view in views)
-            assert waits_for_others or not any(view.is_free for view in views)
+            waits_for_room = self.table.pool is not None and not all(view.is_free for view in views)
+            assert waits_for_others or waits_for_room or not any(view.is_free for view in views)
+
+    @invariant()
+    def whoever_is_first_in_line_is_served_once_all_slots_are_free_however_much_it_needs(self) -> None:
+        is_open = not (self.desk.is_suspended or self.desk._gate or self.strays)
+        if is_open and all(view.is_free for view in self.table.views()):
+            assert not self.desk.waiting
 
     @invariant()
     def a_floating_request_whose_place_is_not_known_can_meet_nobody(self) -> None:

@@ -36,12 +36,32 @@ def test_a_checkpoint_of_the_newest_revision_leaves_nothing_unsaved() -> None:
     assert (saved.is_dirty, saved.unsaved_tokens, saved.dirty_since) == (False, 0, None)
 
 
-def test_work_that_was_finished_while_the_checkpoint_ran_stays_dirty() -> None:
-    later = STAY.changed(1.0, 120, 20).changed(2.0, 150, 30)
+def test_work_that_was_finished_while_the_checkpoint_ran_is_dirty_since_then_and_alone() -> None:
+    saving = STAY.changed(1.0, 120, 20).begin_checkpoint()
+    later = saving.changed(2.0, 150, 30).changed(3.0, 160, 10)
 
     saved = later.checkpointed(Revision(4))
 
-    assert (saved.is_dirty, saved.unsaved_tokens, saved.dirty_since) == (True, 50, 1.0)
+    assert (saved.is_dirty, saved.unsaved_tokens, saved.dirty_since) == (True, 40, 2.0)
+
+
+def test_until_it_is_published_what_is_being_saved_is_as_unsaved_as_before() -> None:
+    later = STAY.changed(1.0, 120, 20).begin_checkpoint().changed(2.0, 150, 30)
+    assert (later.unsaved_tokens, later.dirty_since) == (50, 1.0)
+
+
+def test_a_checkpoint_that_failed_leaves_nothing_behind_and_the_next_one_counts_anew() -> None:
+    failed = STAY.changed(1.0, 120, 20).begin_checkpoint().changed(2.0, 150, 30)
+    saved = failed.begin_checkpoint().changed(5.0, 160, 10).checkpointed(Revision(5))
+    assert (saved.unsaved_tokens, saved.dirty_since) == (10, 5.0)
+
+
+def test_of_two_checkpoints_under_way_the_earlier_does_not_speak_for_the_later() -> None:
+    first = STAY.changed(1.0, 120, 20).begin_checkpoint()
+    second = first.changed(2.0, 150, 30).begin_checkpoint().changed(3.0, 160, 10)
+    saved = second.checkpointed(Revision(4))
+    assert (saved.unsaved_tokens, saved.dirty_since) == (60, 1.0)
+    assert saved.checkpointed(Revision(5)).dirty_since == 3.0
 
 
 @pytest.mark.parametrize("state", SlotState)

@@ -57,6 +57,7 @@ def every() -> tuple[e.Event, ...]:
         ready(),
         ready(restarted=True),
         e.ServerUnavailable(MAIN, "unreachable", "connection refused"),
+        e.SharedMemorySeen(MAIN, 4096),
         e.VolatileSlotsSeen(MAIN, "start it with --cache-ram 0"),
         acquired(),
         e.SlotReleased(MAIN, SLOT, SESSION, "serve"),

@@ -9,6 +9,7 @@ import pytest
 
 from kvproxy.identifiers import SlotId
 from kvproxy.snapshots.canaries import LIFE, Canaries
+from kvproxy.snapshots.canary import Canary
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import Warned
 from kvproxy.upstream.acquaintance import (
@@ -348,3 +349,14 @@ class TestOpenedWindow:
         known = Facts(props=PROPS, fingerprint=awake.fingerprint, window=window)
         met = await Room().introduction.meet(ASLEEP, known)
         assert met.window == window
+
+
+async def test_a_canary_that_comes_late_makes_what_was_saved_before_it_the_same_identity() -> None:
+    room = Room()
+    met = await room.meet(slots=FULL)
+    canary = Canary.of(((1, -0.5), (2, -1.5)))
+    known = await room.introduction.identify(met.fingerprint, PROPS, canary)
+    assert known.diff(met.fingerprint) == ("canary",)
+    assert room.canaries.canary(met.canary) == room.canaries.canary(known.get("canary")) == canary
+    again = await room.meet(slots=FULL)
+    assert again.fingerprint == known

@@ -10,7 +10,6 @@ from kvproxy.upstream.facts import (
     PersistenceMode,
     ServerState,
     Standing,
-    as_it_answers,
 )
 from tests.support.fakes_core import PROPS
 
@@ -66,4 +65,4 @@ def test_facts_are_replaced_and_those_read_before_stay_as_they_were() -> None:
     ],
 )
 def test_a_server_that_answers_is_as_good_as_what_it_allows(facts: Facts, expected: ServerState) -> None:
-    assert as_it_answers(facts)["state"] is expected
+    assert facts.as_is()["state"] is expected

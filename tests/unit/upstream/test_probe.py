@@ -27,6 +27,7 @@ class Room(World):
     def __init__(self, *, slots: int = 2) -> None:
         super().__init__(slots=slots)
         self.foreign: list[SlotId] = []
+        self.looks: list[float] = []
         self.probe = Probe(
             cast(Any, self.server),
             self.table,
@@ -34,6 +35,7 @@ class Room(World):
             self.standing,
             self.clock,
             on_foreign=self.foreign.extend,
+            on_look=lambda infos, began: self.looks.append(began),
         )
 
     async def launch(
@@ -154,6 +156,15 @@ class TestUnpinned:
         await following
 
         assert room.table.view(S1).occupancy == stay(A, revision=2)
+
+    async def test_what_it_left_counts_in_its_slot_whosever_it_is(self) -> None:
+        room = Room()
+        flight, following = await room.launch()
+        room.shows(idle(0, task=1), processing(1, task=3))
+        await room.until_narrowed(flight.lease, to=(S1,))
+        flight.end(was_dropped=False, tokens=77)
+        await following
+        assert room.table.view(S1).cells == 77
 
     async def test_an_answer_that_says_nothing_of_what_it_left_leaves_nobody(self) -> None:
         room = Room()
@@ -354,5 +365,28 @@ class TestForeign:
         room = Room()
         room.clock.advance(1)
         room.shows(idle(0, task=1), processing(1, task=9))
-        await room.probe._look_once()
+        await room.probe.look_once()
         assert room.foreign == [S1]
+
+
+async def test_a_glance_is_one_look_whether_or_not_anything_waits_to_be_seen() -> None:
+    room = Room()
+    running = asyncio.ensure_future(room.probe.run())
+    await settle()
+    room.log.clear()
+    room.probe.glance()
+    await settle()
+    running.cancel()
+    assert room.log == ["slots"]
+    assert len(room.looks) == 1
+
+
+async def test_what_a_look_shows_is_judged_before_it_is_taken_in() -> None:
+    room = Room()
+    room.house(0, stay(A))
+    room.clock.advance(1)
+    believed: list[str | None] = []
+    room.probe._on_look = lambda infos, began: believed.append(room.occupant(0))
+    room.server.answer("slots", (idle(0, tokens=0), idle(1)))
+    await room.probe.look_once()
+    assert (believed, room.occupant(0)) == (["a" * 12], None)

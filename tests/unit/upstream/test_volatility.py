@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
-
-from kvproxy.identifiers import SlotId
+from kvproxy.identifiers import Epoch, SlotId
 from kvproxy.slots.leases import Purpose, Want
 from kvproxy.telemetry.events import TaskDied
 from kvproxy.upstream.replies import SlotInfo
-from kvproxy.upstream.volatility import PROBES, Volatility, clears_idle_slots
-from tests.support.fakes_core import UNREACHABLE, A, B, World, idle, processing, settle, stay
+from kvproxy.upstream.volatility import Volatility
+from tests.support.fakes_core import UNREACHABLE, A, B, World, idle, settle, stay
 
 S0, S1 = SlotId(0), SlotId(1)
 
@@ -20,18 +18,25 @@ class Room(World):
     def __init__(self) -> None:
         super().__init__()
         self.proofs = 0
+        self.crowds: list[Epoch] = []
         self.looks: list[float] = []
         self.volatility = Volatility(
             cast(Any, self.server),
             self.table,
+            self.standing,
             self.tasks,
             self.clock,
             on_proof=self._proved,
+            on_crowd=self._crowded,
             on_look=lambda infos, asked_at: self.looks.append(asked_at),
         )
         self.house(0, stay(A))
         self.clock.advance(1)
         self.began = self.clock.now()
+
+    def _crowded(self, epoch: Epoch, shares: bool) -> None:
+        assert shares
+        self.crowds.append(epoch)
 
     def _proved(self) -> None:
         self.proofs += 1
@@ -152,44 +157,34 @@ async def test_each_look_is_shown_to_whoever_watches_for_others() -> None:
     assert room.looks == [room.clock.now()]
 
 
-class TestTryingOut:
-    async def verdict(
-        self, before: object, after: object = None, **answers: object
-    ) -> tuple[bool | None, list[str]]:
-        world = World()
-        world.server.answer("slots", after)
-        for verb, answer in answers.items():
-            world.server.answer(verb, answer)
-        verdict = await clears_idle_slots(cast(Any, world.server), cast(Any, before))
-        return verdict, world.log
+class TestCrowd:
+    """Slots hold more together than one of them may: what was emptied, was so for want of room."""
 
-    async def test_a_slot_emptied_by_a_request_in_another_is_the_proof(self) -> None:
-        fresh = (idle(0), idle(1))
-        verdict, log = await self.verdict(fresh, (idle(0, tokens=0), idle(1, tokens=4)))
-        assert verdict is True
-        assert log == [
-            f"evaluate 0 {len(PROBES[0])}",
-            f"evaluate 1 {len(PROBES[1])}",
-            "slots",
-            "erase 0",
-            "erase 1",
-        ]
+    def crowded(self) -> Room:
+        room = Room()
+        room.house(1, stay(B, tokens=3500))
+        return room
 
-    async def test_a_slot_that_still_holds_its_tokens_is_the_proof_of_the_contrary(self) -> None:
-        verdict, _ = await self.verdict((idle(0), idle(1)), (idle(0, tokens=4), idle(1, tokens=4)))
-        assert verdict is False
+    async def test_a_slot_that_was_emptied_for_room_is_no_proof_but_of_a_shared_memory(self) -> None:
+        room = self.crowded()
+        await room.request(idle(0, tokens=0), idle(1, tokens=3500))
+        assert (room.proofs, room.crowds) == (0, [room.table.epoch])
 
-    @pytest.mark.parametrize(
-        "before",
-        [(), (idle(0),), (idle(0), processing(1)), (idle(0), idle(1, tokens=9))],
-    )
-    async def test_one_slot_a_busy_one_or_one_that_holds_something_is_left_alone(
-        self, before: object
-    ) -> None:
-        assert await self.verdict(before) == (None, [])
+    async def test_one_that_kept_its_tokens_all_the_same_settles_nothing(self) -> None:
+        room = self.crowded()
+        await room.request(idle(0, tokens=1000), idle(1, tokens=3500))
+        assert await room.request(idle(0, tokens=1000), idle(1)) == 1
 
-    async def test_a_server_that_does_not_compute_or_tell_proves_nothing(self) -> None:
-        fresh = (idle(0), idle(1))
-        assert (await self.verdict(fresh, complete=UNREACHABLE))[0] is None
-        assert (await self.verdict(fresh, UNREACHABLE))[0] is None
-        assert (await self.verdict(fresh, (idle(0), idle(1))))[0] is None
+    def test_a_look_made_for_another_reason_is_judged_as_well(self) -> None:
+        crowded, cleared, kept = self.crowded(), Room(), Room()
+        for room, tokens in ((crowded, 0), (cleared, 0), (kept, 1000)):
+            room.clock.advance(1)
+            room.volatility.judge((idle(0, tokens=tokens), idle(1)), room.clock.now())
+        assert (crowded.proofs, len(crowded.crowds)) == (0, 1)
+        assert (cleared.proofs, cleared.crowds) == (1, [])
+        assert (kept.proofs, kept.crowds) == (0, [])
+
+    def test_a_look_from_before_the_slot_was_used_judges_nothing(self) -> None:
+        room = Room()
+        room.volatility.judge((idle(0, tokens=0), idle(1)), room.clock.now() - 2)
+        assert room.proofs == 0
