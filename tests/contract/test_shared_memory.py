@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kvproxy.snapshots.layout import Layout, read_layout
 
+from kvproxy.slotfile.layout import Layout, read_layout
 from tests.contract.subject import Flags, Subject
 
 LONG = "abcdefghijklmnopqrstuvwxyz" * 8

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kvproxy.snapshots.layout import Layout, read_layout
 
+from kvproxy.slotfile.layout import Layout, read_layout
 from kvproxy.snapshots.memory_kind import MemoryKind
 from tests.fakes.snapshot import Geometry, Loaded, Refusal, decode, encode
 

@@ -43,6 +43,7 @@ class FakeWatch:
     def __init__(self, room: Room) -> None:
         self.room = room
         self.asked = 0
+        self.findings = self
 
     async def confirm(self) -> Any:
         self.asked += 1
