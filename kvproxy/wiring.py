@@ -225,6 +225,7 @@ class Runtime:
             self.registry,
             self.clock,
             self.watch.refresh,
+            self.watch.renew,
         )
         self.volatility = Volatility(
             self.client,
