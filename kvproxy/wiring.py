@@ -230,6 +230,7 @@ class Runtime:
             self.clock,
             self.watch.refresh,
             lambda infos, began: self.volatility.judge(infos, began),
+            self.watch.renew,
         )
         self.volatility = Volatility(
             self.client,

@@ -116,3 +116,14 @@ def _is_same(one: LivingSlot, info: SlotInfo | None) -> bool:
 def wants_look(views: Collection[SlotView]) -> bool:
     """Whether a look at `/slots` would tell more: somebody rests whose last task was not seen."""
     return any(view.state is SlotState.RESIDENT and view.sight is None for view in views)
+
+
+def were_slept_away(views: Collection[SlotView], infos: Sequence[SlotInfo], asked_at: float) -> bool:
+    """Whether a slot that an answer had filled before `asked_at` (monotonic seconds) has run nothing: the
+    server fell asleep just before this look, which woke it, and all its slots are new."""
+    unused = {info.id for info in infos if info.id_task is None and not info.is_processing}
+    return any(
+        view.id in unused and view.is_free and view.is_dirty and view.last_used < asked_at
+        for view in views
+        if view.occupancy is not None and view.occupancy.tokens is not None
+    )

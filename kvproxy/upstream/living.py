@@ -10,7 +10,16 @@ from kvproxy.clock import Clock
 from kvproxy.identifiers import ServerName, SlotId
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.leases import LeaseDesk
-from kvproxy.slots.living import Living, LivingSlot, decode, encode, living_slot, proven, wants_look
+from kvproxy.slots.living import (
+    Living,
+    LivingSlot,
+    decode,
+    encode,
+    living_slot,
+    proven,
+    wants_look,
+    were_slept_away,
+)
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.atomic import write_atomic
@@ -25,8 +34,8 @@ MAX_BYTES = 1 << 20
 
 
 class LivingSlots:
-    """The record of one server's living slots, at `path`. `ask` finds out anew who the server is; `on_look`
-    is told what each look showed and when, in the clock's seconds, it began."""
+    """The record of one server's living slots, at `path`. `ask` finds out who the server is, and `renew` has
+    it be met anew; `on_look` is told what each look showed and when, in the clock's seconds, it began."""
 
     def __init__(
         self,
@@ -40,6 +49,7 @@ class LivingSlots:
         clock: Clock,
         ask: Callable[[], Awaitable[None]],
         on_look: Callable[[Sequence[SlotInfo], float], None],
+        renew: Callable[[], None],
     ) -> None:
         self._path = path
         self._server = server
@@ -51,11 +61,14 @@ class LivingSlots:
         self._clock = clock
         self._ask = ask
         self._on_look = on_look
+        self._renew = renew
         self._before: Living | None = None
         """What the kvproxy before left, until it was compared with what is there."""
         self._on_disk: Living | None = None
         self._writing = asyncio.Lock()
         self._rests_until = float("-inf")
+        self._tells_tasks = False
+        """Slots were seen to show what they ran last: a build that does not would seem to sleep for ever."""
 
     async def load(self) -> None:
         """Read what the kvproxy before has left."""
@@ -108,7 +121,12 @@ class LivingSlots:
         infos = await self._client.slots()
         if isinstance(infos, Unavailable):
             self._rests_until = self._clock.now() + REST_SECONDS
-        elif epoch == self._table.epoch:
+        elif epoch != self._table.epoch:
+            return
+        elif self._tells_tasks and were_slept_away(self._table.views(), infos, began):
+            self._renew()
+        else:
+            self._tells_tasks = self._tells_tasks or any(info.id_task is not None for info in infos)
             self._on_look(infos, began)
             if self._table.seen(infos, began):
                 self._desk.changed()

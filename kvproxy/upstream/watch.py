@@ -103,7 +103,7 @@ class Watch:
         self._wake.set()
 
     def renew(self) -> None:
-        """The server may compute something else from now on, as with other adapters: meet it anew."""
+        """The server may compute something else from now on, as with other adapters, or its slots are new."""
         self._is_changed = True
         self.suspect()
 

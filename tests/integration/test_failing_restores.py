@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from kvproxy.checkpoint.outcome import RestoreOutcome
@@ -163,6 +165,29 @@ async def test_a_crash_while_restoring_is_not_repeated_in_the_next_life(tmp_path
         again = await here.proxy.turn(a)
         assert (again.status, again.told) == (200, ("cold", "snapshot-invalid"))
         assert here.fake.aborts == 1
+
+
+async def test_a_restore_that_both_did_not_survive_is_not_repeated(tmp_path: Path) -> None:
+    """Nobody saw how it ended: the mark that was made before is all there is."""
+    async with house(tmp_path, restore={"timeout_seconds": 20}) as here:
+        a = await stored(here)
+        here.fake.faults.fail("restore", Failure.HANG)
+        here.forget_calls()
+        asking = asyncio.create_task(here.proxy.turn(a))
+        await here.proxy.until(lambda: any(verb == "restore" for verb, _ in here.deeds))
+        (mark,) = (here.state_dir / "restoring").iterdir()
+        await here.proxy.stop()
+        await here.fake.kill()
+        mark.touch()  # as a kill would have left it: an end in good order clears it
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+        here.fake.faults.planned.clear()
+        await here.fake.start()
+        await here.proxy.start()
+        await here.proxy.ready()
+        here.forget_calls()
+        assert (await here.proxy.turn(a)).told == ("cold", "snapshot-invalid")
+        assert all(verb != "restore" for verb, _ in here.deeds)
 
 
 async def test_a_strict_proxy_refuses_what_it_cannot_restore(tmp_path: Path) -> None:

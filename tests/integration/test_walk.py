@@ -130,8 +130,9 @@ class Walk:
         await self._restart()
 
     async def _sleep(self) -> None:
-        """A second at least after it last had something to do."""
+        """A second at least after it last had something to do, and not while we look."""
         await self.proxy.at_rest()
+        await self.proxy.runtime.living.keep()
         self.clock.more += FRESH_SECONDS + 0.01
         self.fake.sleep()
 

@@ -14,6 +14,7 @@ from kvproxy.slots.living import (
     living_slot,
     proven,
     wants_look,
+    were_slept_away,
 )
 from kvproxy.slots.slot import Sight, SlotView
 from kvproxy.slots.state import SlotState
@@ -128,3 +129,23 @@ def test_a_look_is_wanted_where_somebody_rests_unseen() -> None:
     assert wants_look([view(), unseen])
     assert not wants_look([view(), replace(unseen, state=SlotState.SERVING)])
     assert not wants_look([replace(view(), sight=Sight(None, None))])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"last_used": 1.0}, False),
+        ({"state": SlotState.SERVING}, False),
+        ({"is_leased": True}, False),
+        ({"occupancy": stay(A, revision=3, saved=3)}, False),
+        ({"occupancy": stay(A, revision=3, saved=2, tokens=None)}, False),
+        ({"occupancy": None}, False),
+    ],
+    ids=["an answer", "too late", "in use", "held", "perhaps only restored", "perhaps never run", "nobody"],
+)
+def test_a_slot_that_an_answer_filled_and_that_ran_nothing_was_slept_away(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    assert were_slept_away([replace(view(), **changes)], (idle(0),), 1.0) is expected
+    assert not were_slept_away([replace(view(), **changes)], SAME, 1.0)

@@ -22,12 +22,9 @@ from tests.support.fakes_core import (
 )
 from tests.unit.upstream.test_watch import Room, met
 
-S0 = SlotId(0)
 OTHER = replace(PROPS, marker="<__media_2__>")
 ASLEEP = replace(PROPS, is_sleeping=True)
 LOADING = Unavailable(Obstacle.LOADING, "Loading model")
-WANTS_KEY = Unavailable(Obstacle.UNAUTHORIZED, "Invalid API Key")
-HIDDEN = Unavailable(Obstacle.UNSUPPORTED, "This server does not support slots endpoint")
 
 
 class TestOthers:

@@ -27,6 +27,7 @@ class Home(World):
         self.path = path / "living.json"
         self.falls_asleep = False
         self.judged: list[float] = []
+        self.renewals = 0
         self.server.answer("slots", SEEN)
         self.living = self.reborn()
 
@@ -42,7 +43,11 @@ class Home(World):
             self.clock,
             self._ask,
             lambda infos, began: self.judged.append(began),
+            self._renew,
         )
+
+    def _renew(self) -> None:
+        self.renewals += 1
 
     async def _ask(self) -> None:
         if self.falls_asleep:
@@ -126,6 +131,22 @@ async def test_a_slot_that_tells_no_task_is_not_looked_at_again_and_again(home: 
     for _ in range(3):
         assert await home.keep() == []
     assert home.log.count("slots") == 1
+
+
+async def test_a_sleep_that_our_own_look_ends_is_a_new_life(home: Home) -> None:
+    await home.keep()
+    home.house(0, stay(A, revision=2))
+    home.server.answer("slots", (idle(0), idle(1)))
+    await home.keep()
+    assert home.renewals == 1
+
+
+async def test_a_build_that_never_tells_a_task_has_not_slept(home: Home) -> None:
+    home.server.answer("slots", (idle(0), idle(1)))
+    await home.keep()
+    home.house(0, stay(A, revision=2))
+    await home.keep()
+    assert home.renewals == 0
 
 
 async def test_what_is_proven_lives_on_and_the_registry_knows_it(home: Home) -> None:
