@@ -10,6 +10,7 @@ import pytest
 from kvproxy.errors import NotPinned, UpstreamError
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import ServerReady, ServerUnavailable, VolatileSlotsSeen, Warned
 from kvproxy.upstream.acquaintance import ANSWER_SECONDS, CANARY_SECONDS, Introduction
 from kvproxy.upstream.facts import (
@@ -21,8 +22,18 @@ from kvproxy.upstream.facts import (
     PersistenceMode,
     ServerState,
     Standing,
+    WindowFacts,
 )
-from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, SlotInfo, Unavailable
+from kvproxy.upstream.replies import (
+    ActionFailure,
+    Completed,
+    Erased,
+    Fault,
+    Obstacle,
+    Props,
+    SlotInfo,
+    Unavailable,
+)
 from kvproxy.upstream.watch import FRESH_SECONDS, Watch, WatchParts
 from tests.support.fakes_core import (
     MAIN,
@@ -49,7 +60,7 @@ HIDDEN = Unavailable(Obstacle.UNSUPPORTED, "This server does not support slots e
 class Room(World):
     """A server nobody has asked yet, with the line to it standing."""
 
-    def __init__(self) -> None:
+    def __init__(self, setting: MemoryKind | None = None) -> None:
         super().__init__()
         self.standing = Standing()
         self.desk.suspend()
@@ -73,7 +84,7 @@ class Room(World):
                     self.canaries,
                     self.sink,
                     runtime_key=None,
-                    setting=None,
+                    setting=setting,
                     scratch=FakeScratch(),
                 ),
                 line_stands=lambda: self.line,
@@ -729,3 +740,10 @@ class TestUnable:
         await room.ask(OTHER)
         room.watch.found_unable(passed, "no reuse")
         assert room.facts.persistence.is_on
+
+
+async def test_what_was_seen_of_the_window_is_among_the_facts() -> None:
+    room = Room(MemoryKind.SLIDING_WINDOW)
+    room.server.answer("complete", Completed(10, 0), Completed(1, 79))
+    await room.ask()
+    assert room.facts.window == WindowFacts(is_whole=True)
