@@ -98,3 +98,15 @@ async def test_the_oldest_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPa
     assert [again.life(name) is not None for name in "abc"] == [True, False, True]
     assert again.canary(again.name(ONE)) is None
     assert again.canary(again.name(OTHER)) == OTHER
+
+
+async def test_what_was_seen_of_a_window_is_kept_with_its_life(tmp_path: Path) -> None:
+    canaries = Canaries(tmp_path / "canaries.json")
+    await canaries.remember(ONE, "life", "")
+    assert await canaries.remember_window("life", True) is None
+    assert await canaries.remember_window("never met", True) is None
+    again = Canaries(tmp_path / "canaries.json")
+    assert await again.load() is None
+    life = again.life("life")
+    assert life is not None
+    assert (life.keeps_window, again.life("never met")) == (True, None)
