@@ -37,12 +37,14 @@ class _Closed(BaseModel):
 
 class Life(_Closed):
     """`name` is made by `life_name`; `canary` is a canary's name. `is_volatile`: it was seen to clear idle
-    slots, which cannot be tried out again while they hold something."""
+    slots, which cannot be tried out again while they hold something. `keeps_window`: whether a restored
+    sliding window was seen to be reused; None if that was not tried."""
 
     name: str
     adapters: str
     canary: str
     is_volatile: bool = False
+    keeps_window: bool | None = None
 
 
 class _Kept(_Closed):
@@ -129,10 +131,19 @@ class Canaries:
         self._canaries[name] = self._canaries.pop(name, canary)
         if life is not None:
             before = self._lives.pop(life, None)
-            is_volatile = before is not None and before.is_volatile
-            self._lives[life] = Life(name=life, adapters=adapters, canary=name, is_volatile=is_volatile)
+            now = before or Life(name=life, adapters=adapters, canary=name)
+            self._lives[life] = now.model_copy(update={"adapters": adapters, "canary": name})
         _drop_oldest(self._canaries, MOST_CANARIES)
         _drop_oldest(self._lives, MOST_LIVES)
+        return await self._write()
+
+    async def remember_window(self, life: str, keeps_window: bool) -> str | None:
+        """Keep what was seen of a sliding window in a life that is known; a complaint if that cannot be
+        written."""
+        known = self._lives.get(life)
+        if known is None or known.keeps_window is keeps_window:
+            return None
+        self._lives[life] = known.model_copy(update={"keeps_window": keeps_window})
         return await self._write()
 
     async def _write(self) -> str | None:

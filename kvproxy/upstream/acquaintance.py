@@ -245,7 +245,7 @@ class Introduction:
         kind = kind_from(None, traits.kind if traits else None, self._setting)
         persistence, window = told.persistence, WindowFacts()
         if kind is MemoryKind.SLIDING_WINDOW and persistence.is_on:
-            is_whole = await self._is_window_whole(computed)
+            is_whole = await self._is_window_whole(_life_of(props), computed)
             length = traits.sliding_window if traits else None
             is_opened = not is_whole and self._opens_windows(fingerprint)
             window = WindowFacts(length if is_opened else None, is_whole)
@@ -255,15 +255,20 @@ class Introduction:
             persistence, fingerprint, kind, name, computed.slots, computed.leftover, window=window
         )
 
-    async def _is_window_whole(self, computed: _Computed) -> bool | None:
-        """Whether a restored window is reused as it is; where no slot is empty that cannot be tried."""
+    async def _is_window_whole(self, life: str | None, computed: _Computed) -> bool | None:
+        """Whether a restored window is reused as it is. Where no slot is empty that cannot be tried, but was
+        perhaps when this life was met before."""
+        known = self._canaries.life(life) if life is not None else None
         slot = None if computed.leftover else slot_for_canary(computed.slots)
         if slot is None:
-            return None
+            return known.keeps_window if known is not None else None
         name = self._scratch.new_name()
         reuse = await probe_reuse(self._client, slot, name)
         await self._scratch.delete(name)
-        return {Reuse.WORKS: True, Reuse.NOTHING: False}.get(reuse)
+        is_whole = {Reuse.WORKS: True, Reuse.NOTHING: False}.get(reuse)
+        if life is not None and is_whole is not None:
+            self._complain(await self._canaries.remember_window(life, is_whole))
+        return is_whole
 
 
 async def traits_of(props: Props, meta: Mapping[str, Any]) -> ModelTraits | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import tracemalloc
 from array import array
@@ -18,6 +19,8 @@ from tests.unit.slotfile.samples import ALL, TOKENS, word
 LAYERS = 2
 ROW_BYTES = 8
 ELEMENTS = 3
+TYPES = {2: 1, 4: 0}
+"""f16 and f32."""
 RANDOM_CASES = 1_000
 
 
@@ -31,7 +34,12 @@ def element(layer: int, index: int, position: int) -> bytes:
 
 
 def told(
-    positions: Sequence[int], *, is_transposed: bool = False, streams: int = 1, stream: int = 0
+    positions: Sequence[int],
+    *,
+    is_transposed: bool = False,
+    streams: int = 1,
+    stream: int = 0,
+    element_bytes: int = 2,
 ) -> bytes:
     """An attention block whose every row tells its layer and position."""
     count = len(positions)
@@ -42,8 +50,12 @@ def told(
         parts.append(word(1, ROW_BYTES, 0) + rows)
     for layer in range(10, 10 + LAYERS):
         if is_transposed:
-            lines = [element(layer, index, one) for index in range(ELEMENTS) for one in positions]
-            parts.append(word(1, 2, ELEMENTS) + b"".join(lines))
+            lines = [
+                element(layer, index, one).ljust(element_bytes, b"\0")
+                for index in range(ELEMENTS)
+                for one in positions
+            ]
+            parts.append(word(TYPES[element_bytes], element_bytes, ELEMENTS) + b"".join(lines))
         else:
             parts.append(word(1, ROW_BYTES, 0) + b"".join(row(layer, one) for one in positions))
     return b"".join((*parts, word(0) * (streams - stream - 1)))
@@ -77,6 +89,26 @@ def test_the_prefix_is_the_file_the_server_would_have_written(
     kept = [position for position in order if position < tokens]
 
     assert cut(whole, tmp_path, tokens) == samples.slot_file(tokens, told(kept, **shape))  # type: ignore[arg-type]
+
+
+def test_elements_of_four_bytes_are_cut_whole(tmp_path: Path) -> None:
+    shape = {"is_transposed": True, "element_bytes": 4}
+    whole = samples.slot_file(TOKENS, told(TURNED, **shape))  # type: ignore[arg-type]
+    kept = [position for position in TURNED if position < 11]
+
+    assert cut(whole, tmp_path, 11) == samples.slot_file(11, told(kept, **shape))  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_shortened_meanwhile_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread, whole = os.pread, samples.slot_file(TOKENS, told(list(ALL), is_transposed=True))
+    rows = ELEMENTS * 2 * TOKENS
+    monkeypatch.setattr(
+        prefix_module.os, "pread", lambda file, count, at: pread(file, count, at)[: count - (count == rows)]
+    )
+
+    assert cut(whole, tmp_path, 11) is Uncut.NOT_WRITTEN
 
 
 @pytest.mark.parametrize("is_transposed", [True, False])
@@ -119,7 +151,7 @@ def test_other_memory_and_media_are_not_cut(name: str, tmp_path: Path) -> None:
 
 def test_positions_that_are_not_the_tokens_places_are_not_cut(tmp_path: Path) -> None:
     shifted = samples.slot_file(TOKENS, told(range(1, TOKENS + 1)))
-    doubled = samples.slot_file(TOKENS, told([0, *range(TOKENS - 1)]))
+    doubled = samples.slot_file(TOKENS, told([0, 1, 1, *range(3, TOKENS)]))
 
     assert cut(shifted, tmp_path, 5) is Uncut.NOT_WHOLE
     assert cut(doubled, tmp_path, 5) is Uncut.NOT_WHOLE

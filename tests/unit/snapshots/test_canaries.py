@@ -119,3 +119,15 @@ async def test_a_list_from_before_that_was_kept_is_still_read(path: Path) -> Non
     life = (await reopened(path)).life("life")
     assert life is not None
     assert not life.is_volatile
+
+
+async def test_what_was_seen_of_a_window_is_kept_with_its_life(tmp_path: Path) -> None:
+    canaries = Canaries(tmp_path / "canaries.json")
+    await canaries.remember(ONE, "life", "")
+    assert await canaries.remember_window("life", True) is None
+    assert await canaries.remember_window("never met", True) is None
+    again = Canaries(tmp_path / "canaries.json")
+    assert await again.load() is None
+    life = again.life("life")
+    assert life is not None
+    assert (life.keeps_window, again.life("never met")) == (True, None)

@@ -331,6 +331,19 @@ class TestOpenedWindow:
         assert met.persistence.is_on
         assert met.window == WindowFacts(SLIDING_WINDOW, is_whole=None)
 
+    @pytest.mark.parametrize(("reused", "is_whole"), [(79, True), (0, False)])
+    async def test_what_was_seen_of_a_life_is_known_when_its_slots_are_full(
+        self, tiny_gemma3: Path, reused: int, is_whole: bool
+    ) -> None:
+        """As when kvproxy starts again in front of it."""
+        room = Room(opens_windows=True)
+        room.server.answer("complete", Completed(10, 0), Completed(1, reused))
+        props = replace(PROPS, model_path=str(tiny_gemma3))
+        await room.meet(props, meta={})
+        again = Room(room.canaries, opens_windows=True)
+        met = await again.meet(props, slots=FULL, meta={})
+        assert met.window == WindowFacts(None if is_whole else SLIDING_WINDOW, is_whole)
+
     async def test_where_it_may_not_be_opened_persistence_is_off(self, tiny_gemma3: Path) -> None:
         met = await self.met(tiny_gemma3, opens_windows=False)
         assert met.persistence.mode is PersistenceMode.OFF

@@ -10,11 +10,8 @@ import pytest
 from kvproxy.errors import NotPinned, UpstreamError
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
-from kvproxy.telemetry.events import (
-    ServerReady,
-    ServerUnavailable,
-    VolatileSlotsSeen,
-)
+from kvproxy.snapshots.memory_kind import MemoryKind
+from kvproxy.telemetry.events import ServerReady, ServerUnavailable, VolatileSlotsSeen
 from kvproxy.upstream.acquaintance import ANSWER_SECONDS, CANARY_SECONDS, Introduction
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
@@ -25,9 +22,19 @@ from kvproxy.upstream.facts import (
     PersistenceMode,
     ServerState,
     Standing,
+    WindowFacts,
 )
 from kvproxy.upstream.findings import WatchParts
-from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Obstacle, Props, SlotInfo, Unavailable
+from kvproxy.upstream.replies import (
+    ActionFailure,
+    Completed,
+    Erased,
+    Fault,
+    Obstacle,
+    Props,
+    SlotInfo,
+    Unavailable,
+)
 from kvproxy.upstream.trial import Trial
 from kvproxy.upstream.watch import ASKED_SECONDS, FRESH_SECONDS, Watch
 from tests.support.fakes_core import (
@@ -56,7 +63,7 @@ HIDDEN = Unavailable(Obstacle.UNSUPPORTED, "This server does not support slots e
 class Room(World):
     """A server nobody has asked yet, with the line to it standing."""
 
-    def __init__(self) -> None:
+    def __init__(self, setting: MemoryKind | None = None) -> None:
         super().__init__()
         self.standing = Standing()
         self.desk.suspend()
@@ -80,7 +87,7 @@ class Room(World):
                     self.canaries,
                     self.sink,
                     runtime_key=None,
-                    setting=None,
+                    setting=setting,
                     scratch=FakeScratch(),
                 ),
                 line_stands=lambda: self.line,
@@ -770,3 +777,10 @@ class TestRunning:
             await running
 
         assert (room.log.count("supported?"), room.grants) == (1, True)
+
+
+async def test_what_was_seen_of_the_window_is_among_the_facts() -> None:
+    room = Room(MemoryKind.SLIDING_WINDOW)
+    room.server.answer("complete", Completed(10, 0), Completed(1, 79))
+    await room.ask()
+    assert room.facts.window == WindowFacts(is_whole=True)
