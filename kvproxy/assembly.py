@@ -5,15 +5,18 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.clock import Clock
 from kvproxy.identifiers import Owner, SnapshotName
-from kvproxy.settings.model import CheckpointSettings, Settings, UpstreamSettings
+from kvproxy.proxy.sending import Sender, WriteStall
+from kvproxy.settings.model import CheckpointSettings, ServerSettings, Settings, UpstreamSettings
+from kvproxy.slots.leases import LeaseDesk
 from kvproxy.snapshots.alterations import Alteration, Alterations
 from kvproxy.snapshots.canaries import Canaries
-from kvproxy.snapshots.files import SnapshotFiles
+from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.memory_kind import kind_of_setting
 from kvproxy.snapshots.names import new_name
@@ -22,6 +25,7 @@ from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.sentinel import Sentinel
+from kvproxy.upstream.transport import Transport
 from kvproxy.upstream.watch import Watch
 
 
@@ -93,3 +97,15 @@ def alterations_of(settings: Settings) -> Alterations:
 def policy_of(settings: CheckpointSettings) -> CheckpointPolicy:
     """From the settings of the same names."""
     return CheckpointPolicy(**settings.model_dump(include={one.name for one in fields(CheckpointPolicy)}))
+
+
+def files_of(snapshot_dir: Path | None) -> SnapshotFiles:
+    return ServerOwnedFiles() if snapshot_dir is None else SharedDirectory(snapshot_dir)
+
+
+def sender_of(
+    settings: ServerSettings, api_key: str | None, transport: Transport, watch: Watch, desk: LeaseDesk
+) -> Sender:
+    """`api_key` is what the upstream wants."""
+    stall = WriteStall(settings.write_stall_seconds, desk)
+    return Sender(transport, watch, stall, api_key, settings.response_headers, settings.max_body_bytes)

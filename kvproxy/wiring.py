@@ -7,7 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvproxy.admin.app import AdminFace, AdminParts
-from kvproxy.assembly import Scratch, alterations_of, introduction_of, policy_of, sentinel_of
+from kvproxy.assembly import (
+    Scratch,
+    alterations_of,
+    files_of,
+    introduction_of,
+    policy_of,
+    sender_of,
+    sentinel_of,
+)
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -26,7 +34,6 @@ from kvproxy.proxy.endpoints import LABELS
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.pinned import PinnedRequests
-from kvproxy.proxy.sending import Sender, WriteStall
 from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import Settings
@@ -35,7 +42,6 @@ from kvproxy.slots.needs import Needs
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.canaries import Canaries
-from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.inspection import Inspection
 from kvproxy.snapshots.keeping import Keeper
 from kvproxy.snapshots.store import SnapshotStore
@@ -247,11 +253,7 @@ class Runtime:
     def _build_persistence(self) -> None:
         settings = self.settings
         self.store = SnapshotStore(Path(settings.state_dir), clock=self.clock, emit=self.bus.emit)
-        self.files: SnapshotFiles = (
-            SharedDirectory(Path(self.upstream.snapshot_dir))
-            if self.upstream.snapshot_dir is not None
-            else ServerOwnedFiles()
-        )
+        self.files = files_of(self.upstream.snapshot_dir)
         breaker = Breaker(settings.failure.max_consecutive_failures, settings.failure.cooldown_seconds)
         self.actions = SlotActions(
             self.server, breaker, clock=self.clock, emit=self.bus.emit, tasks=self.tasks
@@ -330,15 +332,7 @@ class Runtime:
     def _build_faces(self) -> None:
         settings = self.settings
         holder = Holder(self.server, self.desk, self.watch, self.tasks, self.bus.emit)
-        stall = WriteStall(settings.server.write_stall_seconds, self.desk)
-        sender = Sender(
-            self.transport,
-            self.watch,
-            stall,
-            self.upstream.api_key,
-            settings.server.response_headers,
-            settings.server.max_body_bytes,
-        )
+        sender = sender_of(settings.server, self.upstream.api_key, self.transport, self.watch, self.desk)
         moorings = Moorings(self.table, self.checkpointer, self.policy)
         needs = Needs()
         pinned = PinnedRequests(
