@@ -6,16 +6,8 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
+from kvproxy import assembly
 from kvproxy.admin.app import AdminFace, AdminParts
-from kvproxy.assembly import (
-    Scratch,
-    alterations_of,
-    files_of,
-    introduction_of,
-    policy_of,
-    sender_of,
-    sentinel_of,
-)
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -196,9 +188,9 @@ class Runtime:
             on_foreign=lambda slots: self.watch.findings.found_foreign(slots),
             on_look=lambda infos, began: self.volatility.judge(infos, began),
         )
-        self.alterations = alterations_of(settings)
+        self.alterations = assembly.alterations_of(settings)
         self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
-        scratch = Scratch(lambda: self.store.owner, lambda: self.files)
+        scratch = assembly.Scratch(lambda: self.store.owner, lambda: self.files)
         self.watch_parts = WatchParts(
             self.server,
             self.client,
@@ -209,7 +201,7 @@ class Runtime:
             self.tasks,
             self.clock,
             self.bus.emit,
-            introduction_of(
+            assembly.introduction_of(
                 upstream,
                 self.client,
                 self.canaries,
@@ -248,12 +240,12 @@ class Runtime:
             on_crowd=self.watch.findings.found_shared,
             on_look=self.probe.look_for_foreign,
         )
-        self.sentinel = sentinel_of(upstream.url, upstream.api_key, self.watch, self.clock)
+        self.sentinel = assembly.sentinel_of(upstream.url, upstream.api_key, self.watch, self.clock)
 
     def _build_persistence(self) -> None:
         settings = self.settings
         self.store = SnapshotStore(Path(settings.state_dir), clock=self.clock, emit=self.bus.emit)
-        self.files = files_of(self.upstream.snapshot_dir)
+        self.files = assembly.files_of(self.upstream.snapshot_dir)
         breaker = Breaker(settings.failure.max_consecutive_failures, settings.failure.cooldown_seconds)
         self.actions = SlotActions(
             self.server, breaker, clock=self.clock, emit=self.bus.emit, tasks=self.tasks
@@ -276,7 +268,7 @@ class Runtime:
             alterations=self.alterations,
             shares=self.watch.findings.found_shared,
         )
-        self.policy = policy_of(settings.checkpoint)
+        self.policy = assembly.policy_of(settings.checkpoint)
         self.shaper = Shaper(parts)
         self.checkpointer = Checkpointer(
             parts, self.policy, self.shaper, timeout_seconds=settings.checkpoint.timeout_seconds
@@ -332,7 +324,9 @@ class Runtime:
     def _build_faces(self) -> None:
         settings = self.settings
         holder = Holder(self.server, self.desk, self.watch, self.tasks, self.bus.emit)
-        sender = sender_of(settings.server, self.upstream.api_key, self.transport, self.watch, self.desk)
+        sender = assembly.sender_of(
+            settings.server, self.upstream.api_key, self.transport, self.watch, self.desk
+        )
         moorings = Moorings(self.table, self.checkpointer, self.policy)
         needs = Needs()
         pinned = PinnedRequests(
