@@ -187,31 +187,28 @@ class Runtime:
             self.standing,
             self.clock,
             on_foreign=lambda slots: self.watch.found_foreign(slots),
+            on_look=lambda infos, began: self.volatility.judge(infos, began),
         )
         self.canaries = Canaries(Path(settings.state_dir) / "canaries.json")
         scratch = Scratch(lambda: self.store.owner, lambda: self.files)
-        self.introduction = introduction_of(
-            upstream, self.client, self.canaries, self.bus.emit, scratch, self.standing
+        self.watch_parts = WatchParts(
+            self.server,
+            self.client,
+            self.standing,
+            self.table,
+            self.desk,
+            self.registry,
+            self.tasks,
+            self.clock,
+            self.bus.emit,
+            introduction_of(upstream, self.client, self.canaries, self.bus.emit, scratch, self.standing),
+            line_stands=lambda: self.sentinel.connected,
+            look=self.probe.want,
+            process_changed=self.transport.drop_idle,
+            readopt=lambda props, slots: self.living.readopt(props, slots),
+            try_out=lambda slots: try_out(self.client, slots, scratch),
         )
-        self.watch = Watch(
-            WatchParts(
-                self.server,
-                self.client,
-                self.standing,
-                self.table,
-                self.desk,
-                self.registry,
-                self.tasks,
-                self.clock,
-                self.bus.emit,
-                self.introduction,
-                line_stands=lambda: self.sentinel.connected,
-                look=self.probe.want,
-                process_changed=self.transport.drop_idle,
-                readopt=lambda props, slots: self.living.readopt(props, slots),
-                try_out=lambda slots: try_out(self.client, slots, scratch),
-            )
-        )
+        self.watch = Watch(self.watch_parts)
         self.living = LivingSlots(
             Path(settings.state_dir) / f"living-{self.server}.json",
             self.server,
@@ -222,13 +219,16 @@ class Runtime:
             self.registry,
             self.clock,
             self.watch.refresh,
+            lambda infos, began: self.volatility.judge(infos, began),
         )
         self.volatility = Volatility(
             self.client,
             self.table,
+            self.standing,
             self.tasks,
             self.clock,
             on_proof=self.watch.found_volatile,
+            on_crowd=self.watch.found_shared,
             on_look=self.probe.look_for_foreign,
         )
         self.sentinel = sentinel_of(upstream.url, upstream.api_key, self.watch, self.clock)
@@ -285,18 +285,9 @@ class Runtime:
             on_switch=settings.checkpoint.on_switch,
             is_strict=settings.failure.strict,
             borrow=self.desk.borrow,
+            look=self.probe.look_once,
         )
-        self.late_canary = LateCanary(
-            self.client,
-            self.standing,
-            self.table,
-            self.desk,
-            self.watch,
-            self.introduction,
-            self.clock,
-            erase=self.preparer.erase,
-            look=self.probe.want,
-        )
+        self.late_canary = LateCanary(self.watch_parts, self.watch, erase=self.preparer.erase)
         self.rounds = Rounds(
             self.table, self.desk, self.checkpointer, self.policy, self.actions.save_seconds, self.clock
         )

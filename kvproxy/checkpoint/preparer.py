@@ -14,7 +14,7 @@ Runs in a task of the house. A client that leaves meanwhile does not tear a save
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from kvproxy.checkpoint.actions import ERASE_SECONDS
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -68,6 +68,7 @@ class Preparer:
         on_switch: bool,
         is_strict: bool,
         borrow: Callable[[Lease, SlotId | None], Lease | None],
+        look: Callable[[], Awaitable[None]],
     ) -> None:
         self._p = parts
         self._checkpointer = checkpointer
@@ -75,6 +76,7 @@ class Preparer:
         self._on_switch = on_switch
         self._is_strict = is_strict
         self._borrow = borrow
+        self._look = look
 
     def at_once(self, lease: Lease, session: Session | None) -> Preparation | None:
         """The preparation of a slot that is ready as it is; None if there is something to do."""
@@ -83,12 +85,19 @@ class Preparer:
         view = self._p.table.view(lease.slot)
         return Preparation(Outcome.RESIDENT) if view.occupant == session.key else None
 
-    def is_crowded(self, lease: Lease) -> bool:
-        """Whether idle slots are in the way of what the request of `lease` may come to need."""
+    def is_certain(self, lease: Lease) -> bool:
+        """Whether the slot of `lease` holds what it is believed to, and its request has room beside what the
+        others hold; to be asked before it is relied upon, and at no cost where slots share nothing."""
         table = self._p.table
         if table.pool is None or table.is_volatile or lease.is_void:
-            return False  # a launch that clears the idle slots makes its own room
-        return not has_room(table.pool, lease.want.cells, lease.slot, table.views())
+            return True  # a launch that clears the idle slots makes its own room
+        views = table.views()
+        return table.view(lease.slot).is_sure and has_room(table.pool, lease.want.cells, lease.slot, views)
+
+    async def make_certain(self, lease: Lease) -> None:
+        if not self.is_certain(lease):
+            await self._look()
+            await self.make_way(lease, lease.want.cells)
 
     async def make_way(self, lease: Lease, cells: int) -> None:
         """Empty idle slots of a shared memory, those first that are missed least, until the slot of `lease`

@@ -9,7 +9,7 @@ from kvproxy.boundary.continuations import ending_of
 from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.mooring import Moorings
-from kvproxy.checkpoint.outcome import Preparation, Trigger
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Trigger, Verdict
 from kvproxy.checkpoint.parts import Shares
 from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
@@ -25,7 +25,7 @@ from kvproxy.proxy.stays import new_stay, remember, stay_after, tokens_after
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
-from kvproxy.slots.needs import Measure, Needs
+from kvproxy.slots.needs import Measure, Need, Needs
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
@@ -69,7 +69,9 @@ class PinnedRequests:
     async def serve(self, visit: Visit, session: Session | None) -> RelayedResponse | None:
         """The answer; None if it has to begin again: the server became another one before the request was
         sent, or its conversation is not to be pinned any more."""
-        want = Want(Purpose.PINNED, session.key if session else None, self._cells(visit, session))
+        need = self._need(visit, session)
+        key = session.key if session else None
+        want = Want(Purpose.PINNED, key, need.thought, need.at_worst)
         lease = await self.holder.acquire(want, visit.account)
         if lease is None:
             return None
@@ -77,7 +79,7 @@ class PinnedRequests:
             self.holder.release(lease)
             return None
         preparation: Preparation | ReplyError | None = None
-        if not self.moorings.loose and not self.preparer.is_crowded(lease):
+        if not self.moorings.loose and self.preparer.is_certain(lease):
             preparation = self.preparer.at_once(lease, session)
         if preparation is None:
             preparation = await self.holder.see_through(lease, self._prepare(lease, session))
@@ -85,7 +87,7 @@ class PinnedRequests:
             self.holder.release(lease)
             raise preparation
         await self.holder.depart(lease)
-        if lease.is_void:
+        if lease.is_void or self._was_emptied(lease, preparation):
             self.holder.release(lease)
             return None
         before = self.table.view(lease.slot).occupancy
@@ -94,17 +96,21 @@ class PinnedRequests:
         )
         return await self._run(_Run(visit, lease, session, before, before or _new_stay(session, lease)))
 
+    def _was_emptied(self, lease: Lease, preparation: Preparation) -> bool:
+        """Whether a look at the slots has shown since that what was found in the slot is there no more."""
+        is_resident = preparation.outcome is Outcome.RESIDENT
+        return is_resident and self.table.view(lease.slot).occupancy is None
+
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         await self.moorings.moor_loose(lease.epoch)
-        if self.preparer.is_crowded(lease):
-            await self.preparer.make_way(lease, lease.want.cells)
+        await self.preparer.make_certain(lease)
         preparation = self.preparer.at_once(lease, session) or await self.preparer.prepare(lease, session)
         # It took a while. A server that is another one by now may have fewer slots, and would run the
         # request in one of them that is in use.
         await self.holder.watch.confirm()
         return preparation
 
-    def _cells(self, visit: Visit, session: Session | None) -> int:
+    def _need(self, visit: Visit, session: Session | None) -> Need:
         known = None if session is None else session.measure
         return self.needs.of(len(visit.call.body), visit.call.answer_limit, known, self.table.pool)
 
@@ -142,7 +148,15 @@ class PinnedRequests:
         verdict = run.visit.account.done(response)
         if run.session is not None:
             self.proofs.proved(lease.slot, run.session.key, verdict)
+        if self.table.pool is not None:
+            self._doubt_others(verdict)
         return response
+
+    def _doubt_others(self, verdict: Verdict) -> None:
+        """Look whether the server has emptied idle slots to make room, where it may have done so."""
+        is_unsure = any(view.occupancy is not None and not view.is_sure for view in self.table.views())
+        if is_unsure or verdict is Verdict.INEFFECTIVE:
+            self.probe.glance()
 
     def _settle(self, run: _Run, response: RelayedResponse) -> Trigger | None:
         """Write down what the answer left in the slot; the checkpoint that it asks for, if any."""

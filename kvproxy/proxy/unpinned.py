@@ -24,7 +24,7 @@ from kvproxy.proxy.stays import new_stay, remember, stay_after, tokens_after
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
-from kvproxy.slots.needs import Needs
+from kvproxy.slots.needs import Need, Needs
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Flight, Probe
@@ -48,13 +48,16 @@ class UnpinnedRequests:
         """The answer; None if the server became another one before the request was sent."""
         call = visit.call
         purpose = Purpose.FLOATING if call.reach is Reach.FLOATING else Purpose.EXCLUSIVE
-        lease = await self.holder.acquire(Want(purpose, None, self._cells(visit)), visit.account)
+        need = self._need(visit)
+        want = Want(purpose, None, need.thought, need.at_worst)
+        lease = await self.holder.acquire(want, visit.account)
         return None if lease is None else await self._launch(visit, lease, None)
 
     async def serve_adrift(self, visit: Visit, session: Session) -> RelayedResponse | None:
         """The answer to a request of a session whose newest work only the server can find; None if it has to
         begin again."""
-        want = Want(Purpose.FLOATING, session.key, self._cells(visit))
+        need = self._need(visit)
+        want = Want(Purpose.FLOATING, session.key, need.thought, need.at_worst)
         lease = await self.holder.acquire(want, visit.account)
         if lease is None:
             return None
@@ -63,7 +66,7 @@ class UnpinnedRequests:
             return None
         return await self._launch(visit, lease, session)
 
-    def _cells(self, visit: Visit) -> int:
+    def _need(self, visit: Visit) -> Need:
         return self.needs.of(len(visit.call.body), visit.call.answer_limit, None, self.table.pool)
 
     async def _launch(self, visit: Visit, lease: Lease, session: Session | None) -> RelayedResponse | None:

@@ -234,7 +234,7 @@ class LeaseDesk:
         if lease.is_released or lease.is_void:
             return ()
         fresh = tuple(view.id for view in self.table.views() if view.is_free)
-        self.table.hold(fresh, lease.id, lease.want.cells)
+        self.table.hold(fresh, lease.id, lease.want.cells, lease.want.worst)
         lease.slots += fresh
         return fresh
 
@@ -244,7 +244,7 @@ class LeaseDesk:
         if lease.is_released or lease.is_void:
             return False
         if slot not in lease.slots and not self.table.view(slot).is_leased:
-            self.table.hold((slot,), lease.id, lease.want.cells)
+            self.table.hold((slot,), lease.id, lease.want.cells, lease.want.worst)
             lease.slots += (slot,)
         return slot in lease.slots
 
@@ -386,7 +386,7 @@ class LeaseDesk:
 
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
         lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)
-        self.table.hold(slots, lease.id, want.cells)
+        self.table.hold(slots, lease.id, want.cells, want.worst)
         self._out.add(lease.id)
         return lease
 

@@ -28,6 +28,17 @@ class Measure:
     prompt_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Tokens that a request is `thought` to put into a slot, and how many it may be `at_worst`."""
+
+    thought: int = 0
+    at_worst: int = 0
+
+
+NOTHING = Need()
+
+
 class Needs:
     """What the answers of one server have taught. Counts are tokens."""
 
@@ -36,15 +47,16 @@ class Needs:
         self._is_taught = False
         self._answer = LEAST_ANSWER_TOKENS
 
-    def of(self, body_bytes: int, limit: int | None, known: Measure | None, pool: int | None) -> int:
+    def of(self, body_bytes: int, limit: int | None, known: Measure | None, pool: int | None) -> Need:
         """For a request with a body of `body_bytes`, whose answer the client limited to `limit` tokens.
 
-        `known` is the newest measure of its conversation. Never more than `pool`, which the slots share; 0
-        where they share nothing, and nobody asks.
+        `known` is the newest measure of its conversation. Never more than `pool`, which the slots share;
+        nothing where they share nothing, and nobody asks.
         """
         if pool is None:
-            return 0
-        return min(pool, self._prompt(body_bytes, known) + (self._answer if limit is None else limit))
+            return NOTHING
+        thought = min(pool, self._prompt(body_bytes, known) + (self._answer if limit is None else limit))
+        return Need(thought, pool if limit is None else thought)
 
     def learn(self, measure: Measure, generated: int | None, limit: int | None) -> None:
         """From an answer that has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvproxy.identifiers import SlotId
@@ -11,6 +12,7 @@ from kvproxy.slots.slot import Occupancy, Sight, SlotView
 from kvproxy.slots.state import SlotEvent, SlotState, advance
 from kvproxy.upstream.replies import SlotInfo
 
+AT_REST = (SlotState.IDLE, SlotState.RESIDENT)
 MAY_BE_IDLE = (SlotState.RESIDENT, SlotState.RESTORING, SlotState.SAVING, SlotState.CANCELLING)
 """For all we know, the server runs nothing there."""
 
@@ -55,6 +57,10 @@ class SlotRecord:
     """Tokens that it holds at most."""
     claim: int = 0
     """Tokens that what its lease is for may come to need."""
+    worst: int = 0
+    """What that becomes if the answer goes on as long as it can."""
+    is_sure: bool = True
+    """What it holds was not emptied to make room for others."""
 
     def move(self, event: SlotEvent, now: float) -> None:
         """The only way its state changes. `now` is monotonic seconds."""
@@ -66,13 +72,42 @@ class SlotRecord:
         if self.state is SlotState.IDLE:
             self.was_swept = False
 
+    def is_at_risk(self, slots: Iterable[SlotRecord], pool: int | None) -> bool:
+        """Whether the server may run out of the room that all `slots` share; then it empties idle ones."""
+        others = (max(one.cells, one.claim, one.worst) for one in slots if one is not self)
+        return pool is not None and self.cells + sum(others) > pool
+
+    def empty(self, *, is_blank: bool) -> None:
+        """Nobody lives here any more; if it is known to be blank, nothing is left either."""
+        self.occupancy, self.is_blank = None, is_blank
+        self.cells = 0 if is_blank else self.cells
+
+    def was_purged(self, info: SlotInfo) -> bool:
+        """Whether the server has emptied it though somebody lives here, as `info` shows it now."""
+        return self.occupancy is not None and bool(self.occupancy.tokens) and info.n_prompt_tokens == 0
+
     def grow(self) -> None:
         """Its request goes on, or may: it may come to hold all that was claimed."""
         self.cells = max(self.cells, self.claim)
 
-    def end(self, occupancy: Occupancy | None, now: float) -> None:
-        """Its request is over and left `occupancy`; None where that is nobody's."""
-        self.last_used, self.settling = now, None
+    def release(self, now: float) -> None:
+        """Nobody holds it any more. A request that was dropped may go on."""
+        if self.state is SlotState.CANCELLING:
+            self.grow()
+        else:
+            self.worst = 0
+        self.holder, self.claim = None, 0
+        self.free_since, self.last_task = now, None
+
+    def count(self, tokens: int | None) -> None:
+        """It holds so many tokens; None where nobody told."""
+        self.cells = self.cells if tokens is None else tokens
+
+    def end(self, occupancy: Occupancy | None, tokens: int | None, now: float) -> None:
+        """Its request is over and left `occupancy`; None where that is nobody's. `tokens` as for `served` of
+        the table."""
+        self.count(occupancy.tokens if tokens is None and occupancy else tokens)
+        self.last_used, self.settling, self.worst = now, None, 0
         if self.pending_actions:
             # A late restore or save may have met this request: nothing here may be saved as a session's.
             self.occupancy = None
@@ -84,15 +119,26 @@ class SlotRecord:
     def was_used(self, info: SlotInfo, asked_at: float) -> bool:
         """Whether a look that began at `asked_at` shows that somebody else ran a task here."""
         is_free = self.holder is None and self.free_since < asked_at
-        if not is_free or self.state not in (SlotState.IDLE, SlotState.RESIDENT):
+        if not is_free or self.state not in AT_REST:
             return False
         before, self.last_task = self.last_task, SeenTask(info.id_task)
         return info.is_processing or before not in (None, self.last_task)
 
+    def drop(self, info: SlotInfo, now: float) -> None:
+        """Somebody else ran a task here, or still does: what lived here is lost."""
+        if self.state is SlotState.RESIDENT:
+            self.move(SlotEvent.LOST, now)
+        self.empty(is_blank=False)
+        if info.is_processing:
+            self.move(SlotEvent.SERVE, now)
+            self.move(SlotEvent.BROKEN_OFF, now)
+            self.settling, self.since = Settling(self.id, was_seen=True), now
+        self.weigh(info)
+
     def weigh(self, info: SlotInfo) -> None:
         """It was seen at rest, as it is now."""
-        if info.n_prompt_tokens is not None:
-            self.cells = info.n_prompt_tokens
+        self.sight = Sight(info.id_task, info.n_prompt_tokens)
+        self.count(info.n_prompt_tokens)
 
     def view(self) -> SlotView:
         leased = self.holder is not None
@@ -106,6 +152,7 @@ class SlotRecord:
             self._is_underway,
             self.sight,
             max(self.cells, self.claim),
+            self.is_sure,
         )
 
     @property

@@ -86,6 +86,8 @@ class SlotView:
     """What was seen of it at rest since it last changed; None if nobody has looked."""
     cells: int = field(default=0, compare=False)
     """Tokens that it holds at most, or that its request may come to need."""
+    is_sure: bool = field(default=True, compare=False)
+    """It cannot have been emptied to make room for others since it was last used or seen at rest."""
 
     @property
     def occupant(self) -> SessionKey | None:

@@ -14,9 +14,9 @@ from dataclasses import replace
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
-from kvproxy.slots.record import MAY_BE_IDLE, SlotRecord
+from kvproxy.slots.record import AT_REST, MAY_BE_IDLE, SlotRecord
 from kvproxy.slots.settling import Settling, look
-from kvproxy.slots.slot import Occupancy, Sight, SlotView
+from kvproxy.slots.slot import Occupancy, SlotView
 from kvproxy.slots.state import SlotEvent, SlotState
 from kvproxy.upstream.replies import SlotInfo
 
@@ -43,8 +43,7 @@ class SlotTable:
     def begin_epoch(self, total_slots: int) -> Epoch:
         """Forget everything: `total_slots` slots of which nothing is known. Leases of before are void."""
         self.epoch = Epoch(self.epoch + 1)
-        self.speculates = False
-        self.is_volatile = False
+        self.speculates = self.is_volatile = False
         self.pool = None
         self._adrift.clear()
         now = self._clock.now()
@@ -69,10 +68,11 @@ class SlotTable:
                 slot.weigh(info)
             elif slot.state is SlotState.SERVING and info.is_processing:
                 self._launched(slot)
-            elif slot.state in (SlotState.IDLE, SlotState.RESIDENT) and not info.is_processing:
-                if slot.changed_at < asked_at:
-                    slot.sight = Sight(info.id_task, info.n_prompt_tokens)
-                    slot.weigh(info)
+            elif slot.state in AT_REST and not info.is_processing and slot.changed_at < asked_at:
+                slot.weigh(info)
+                self._trust(slot)
+                if slot.was_purged(info):
+                    self._oust(slot)
             elif slot.settling is not None:
                 slot.settling = look(slot.settling, infos, self._clock.now())
                 if slot.settling is None:
@@ -88,18 +88,8 @@ class SlotTable:
         """
         used = [info for info in infos if (s := self._slots.get(info.id)) and s.was_used(info, asked_at)]
         for info in used:
-            self._drop(self._slots[info.id], is_running=info.is_processing)
-            self._slots[info.id].weigh(info)
+            self._slots[info.id].drop(info, self._clock.now())
         return tuple(info.id for info in used)
-
-    def _drop(self, slot: SlotRecord, *, is_running: bool) -> None:
-        if slot.state is SlotState.RESIDENT:
-            self._move(slot, SlotEvent.LOST)
-        slot.occupancy, slot.is_blank = None, False
-        if is_running:
-            self._move(slot, SlotEvent.SERVE)
-            self._move(slot, SlotEvent.BROKEN_OFF)
-            slot.settling, slot.since = Settling(slot.id, was_seen=True), self._clock.now()
 
     def assume_blank(self) -> None:
         """The server slept: its slots are empty, and asking `/slots` would wake it."""
@@ -141,23 +131,20 @@ class SlotTable:
 
     # -- leases (called by the desk alone) ----------------------------------------------------------------
 
-    def hold(self, slots: Iterable[SlotId], holder: int, claim: int = 0) -> None:
-        """`claim` is how many tokens each of them may come to hold under this lease."""
+    def hold(self, slots: Iterable[SlotId], holder: int, claim: int = 0, worst: int = 0) -> None:
+        """`claim` is how many tokens each of them is thought to hold in the end, `worst` how many at most."""
         for slot in slots:
             held = self._slots[slot]
             if held.holder is not None:
                 raise InvariantError(f"slot {slot} is held by lease {held.holder}, not free for {holder}")
-            held.holder, held.claim = holder, claim
+            held.holder, held.claim, held.worst = holder, claim, worst
 
     def let_go(self, slots: Iterable[SlotId], holder: int) -> None:
         for slot in slots:
             held = self._slots[slot]
             if held.holder != holder:
                 raise InvariantError(f"lease {holder} gives back slot {slot}, held by {held.holder}")
-            if held.state is SlotState.CANCELLING:
-                held.grow()
-            held.holder, held.claim = None, 0
-            held.free_since, held.last_task = self._clock.now(), None
+            held.release(self._clock.now())
             if held.was_swept and held.state is SlotState.RESIDENT:
                 self._wash_away(held)
 
@@ -170,6 +157,7 @@ class SlotTable:
         self._move(held, SlotEvent.SERVE)
         held.occupancy, held.is_blank = occupancy, False
         held.grow()
+        self._review()
         held.met_doubt = held.pending_actions > 0
         held.was_seen_running, held.was_swept, held.since = False, False, self._clock.now()
         if occupancy is not None:
@@ -188,10 +176,8 @@ class SlotTable:
         slot will be."""
         if (held := self._current(slot, epoch)) is None:
             return False
-        if held.state is SlotState.RESIDENT and self.is_volatile:
-            self._wash_away(held)
-        elif held.state is SlotState.RESIDENT:
-            self._move(held, SlotEvent.LOST)
+        if held.state is SlotState.RESIDENT:
+            self._oust(held)
         return self.serve(slot, epoch, occupancy) and self.launched(slot, epoch)
 
     def served(
@@ -202,9 +188,8 @@ class SlotTable:
         if (held := self._current(slot, epoch)) is None:
             return False
         self._launched(held)
-        held.end(occupancy, self._clock.now())
-        known = occupancy.tokens if tokens is None and occupancy else tokens
-        held.cells = held.cells if known is None else known
+        held.end(occupancy, tokens, self._clock.now())
+        self._trust(held)
         return True
 
     def broke_off(self, slot: SlotId, epoch: Epoch, settling: Settling) -> bool:
@@ -243,10 +228,9 @@ class SlotTable:
         if epoch != self.epoch:
             return
         self._adrift[stay.session] = stay.revision
-        for slot in self._slots.values():
-            is_its_own = slot.occupancy is not None and slot.occupancy.session == stay.session
-            if is_its_own and slot.state is SlotState.RESIDENT:
-                self._wash_away(slot)
+        view = self.slot_of(stay.session)
+        if view is not None and view.state is SlotState.RESIDENT:
+            self._wash_away(self._slots[view.id])
 
     # -- a switch ----------------------------------------------------------------------------------------
 
@@ -257,8 +241,7 @@ class SlotTable:
         self._move(held, SlotEvent.LOST)
         if held.occupancy is not None:
             self.last_switch = self._clock.now()
-        held.occupancy, held.is_blank = None, is_blank
-        held.cells = 0 if is_blank else held.cells
+        held.empty(is_blank=is_blank)
         return True
 
     def start_saving(self, slot: SlotId, epoch: Epoch) -> bool:
@@ -301,7 +284,8 @@ class SlotTable:
             return False
         self._move(held, SlotEvent.RESTORED)
         held.occupancy, held.is_blank = occupancy, False
-        held.cells = held.cells if occupancy.tokens is None else occupancy.tokens
+        held.count(occupancy.tokens)
+        self._trust(held)
         return True
 
     def readopt(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy) -> bool:
@@ -317,8 +301,7 @@ class SlotTable:
         if (held := self._current(slot, epoch)) is None:
             return False
         self._move(held, SlotEvent.NOT_RESTORED)
-        held.is_blank = is_blank
-        held.cells = 0 if is_blank else held.cells
+        held.empty(is_blank=is_blank)
         return True
 
     def doubt(self, slot: SlotId, epoch: Epoch) -> bool:
@@ -326,7 +309,7 @@ class SlotTable:
         if (held := self._current(slot, epoch)) is None:
             return False
         self._move(held, SlotEvent.DOUBTED)
-        held.occupancy, held.is_blank = None, False
+        held.empty(is_blank=False)
         held.grow()
         held.pending_actions += 1
         return True
@@ -354,6 +337,10 @@ class SlotTable:
     def _move(self, slot: SlotRecord, event: SlotEvent) -> None:
         slot.move(event, self._clock.now())
 
+    def _trust(self, slot: SlotRecord) -> None:
+        """What it holds was just learned."""
+        slot.is_sure = not slot.is_at_risk(self._slots.values(), self.pool)
+
     def _launched(self, slot: SlotRecord) -> None:
         if not slot.was_seen_running:
             slot.was_seen_running = True
@@ -374,13 +361,27 @@ class SlotTable:
             elif slot.state is SlotState.IDLE:
                 slot.cells = 0
 
+    def _review(self) -> None:
+        """From now on more may be needed than there is."""
+        for slot in self._slots.values() if self.pool is not None else ():
+            slot.is_sure = slot.is_sure and not slot.is_at_risk(self._slots.values(), self.pool)
+
+    def _oust(self, slot: SlotRecord) -> None:
+        """Whoever lived there does no more."""
+        if self.is_volatile:
+            self._wash_away(slot)
+        else:
+            self._move(slot, SlotEvent.LOST)
+            slot.empty(is_blank=True)
+
     def _wash_away(self, slot: SlotRecord) -> None:
         """The server emptied it, or may have. It is not called blank: one that only ran out of room empties
         some slots and leaves others."""
         if slot.occupancy is not None and slot.occupancy.is_dirty:
             self._adrift[slot.occupancy.session] = slot.occupancy.revision
         self._move(slot, SlotEvent.LOST)
-        slot.occupancy, slot.is_blank, slot.cells = None, False, 0
+        slot.empty(is_blank=False)
+        slot.cells = 0
 
     def _settled(self, slot: SlotRecord) -> None:
         # What a dropped request had computed is kept: a client that retries continues from there.
@@ -388,7 +389,7 @@ class SlotTable:
         was_swept, slot.was_swept = slot.was_swept, False
         self._launched(slot)
         now = self._clock.now()
-        slot.end(occupancy.changed(now, None, 0) if occupancy else None, now)
+        slot.end(occupancy.changed(now, None, 0) if occupancy else None, None, now)
         if was_swept and slot.state is SlotState.RESIDENT:
             self._wash_away(slot)
 

@@ -25,7 +25,9 @@ class Want:
     purpose: Purpose
     session: SessionKey | None = None
     cells: int = 0
-    """Tokens that its slot may come to hold; told only where slots share one memory."""
+    """Tokens that its slot is thought to hold in the end; told only where slots share one memory."""
+    worst: int = 0
+    """How many at most: all there are, where nothing limits the answer."""
 
 
 def choose(want: Want, views: Sequence[SlotView]) -> tuple[tuple[SlotId, ...], bool] | None:

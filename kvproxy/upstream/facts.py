@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.memory_kind import MemoryKind
@@ -99,6 +100,14 @@ class Facts:
     def advice(self) -> str:
         """What does not work as it could, and what to change; empty if nothing is known."""
         return SERIAL_ADVICE if self.is_volatile and self.persistence.is_on else self.persistence.reason
+
+    def as_is(self) -> dict[str, Any]:
+        """The state of a server that answers, and the reason for it."""
+        if self.props is not None and self.props.is_sleeping:
+            return {"state": ServerState.SLEEPING, "reason": ""}
+        is_off = self.persistence.mode is PersistenceMode.OFF
+        state = ServerState.DEGRADED if is_off or self.is_volatile else ServerState.HEALTHY
+        return {"state": state, "reason": self.advice}
 
     @property
     def slots(self) -> int:

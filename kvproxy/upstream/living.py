@@ -25,7 +25,8 @@ MAX_BYTES = 1 << 20
 
 
 class LivingSlots:
-    """The record of one server's living slots, at `path`. `ask` finds out anew who the server is."""
+    """The record of one server's living slots, at `path`. `ask` finds out anew who the server is; `on_look`
+    is told what each look showed and when, in the clock's seconds, it began."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class LivingSlots:
         registry: SessionRegistry,
         clock: Clock,
         ask: Callable[[], Awaitable[None]],
+        on_look: Callable[[Sequence[SlotInfo], float], None],
     ) -> None:
         self._path = path
         self._server = server
@@ -48,6 +50,7 @@ class LivingSlots:
         self._registry = registry
         self._clock = clock
         self._ask = ask
+        self._on_look = on_look
         self._before: Living | None = None
         """What the kvproxy before left, until it was compared with what is there."""
         self._on_disk: Living | None = None
@@ -105,8 +108,10 @@ class LivingSlots:
         infos = await self._client.slots()
         if isinstance(infos, Unavailable):
             self._rests_until = self._clock.now() + REST_SECONDS
-        elif epoch == self._table.epoch and self._table.seen(infos, began):
-            self._desk.changed()
+        elif epoch == self._table.epoch:
+            self._on_look(infos, began)
+            if self._table.seen(infos, began):
+                self._desk.changed()
 
     @property
     def _is_awake(self) -> bool:

@@ -72,6 +72,7 @@ class Probe:
         clock: Clock,
         *,
         on_foreign: Callable[[tuple[SlotId, ...]], None],
+        on_look: Callable[[Sequence[SlotInfo], float], None],
     ) -> None:
         self._client = client
         self._table = table
@@ -79,7 +80,9 @@ class Probe:
         self._standing = standing
         self._clock = clock
         self._on_foreign = on_foreign
+        self._on_look = on_look
         self._wanted = asyncio.Event()
+        self._is_glance_due = False
 
     # -- slots to be seen idle -------------------------------------------------------------------------------
 
@@ -87,14 +90,21 @@ class Probe:
         """A slot waits to be seen idle, or its request to be seen running."""
         self._wanted.set()
 
+    def glance(self) -> None:
+        """What idle slots hold may have changed: one look, soon."""
+        self._is_glance_due = True
+        self._wanted.set()
+
     async def run(self) -> None:
         """Look as long as something waits to be seen, for ever."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            if self._is_glance_due:
+                await self.look_once()
             await self._rest(FIRST_LOOK_SECONDS)
             while self._table.unsettled or self._desk.awaits_launch:
-                await self._look_once()
+                await self.look_once()
                 await self._rest(QUIET_LOOK_SECONDS)
 
     async def _rest(self, seconds: float) -> None:
@@ -103,11 +113,14 @@ class Probe:
         elif self._table.unsettled:
             await self._pause(seconds)
 
-    async def _look_once(self) -> None:
+    async def look_once(self) -> None:
+        """Take in what the slots show now; nothing if the server does not answer."""
+        self._is_glance_due = False
         epoch, began = self._table.epoch, self._clock.now()
         infos = await self._client.slots()
         if isinstance(infos, Unavailable) or epoch != self._table.epoch:
             return
+        self._on_look(infos, began)
         if self._table.seen(infos, began):
             self._desk.changed()
         self.look_for_foreign(infos, began)

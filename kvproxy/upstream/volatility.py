@@ -19,29 +19,35 @@ from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.tasks import TaskSet
 from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.replies import SlotInfo, Unavailable
 
 
 class Volatility:
-    """`on_proof` is called when a slot was found cleared, `on_look` with what each look showed and when, in
-    the clock's seconds, it was asked for."""
+    """`on_proof` is called when a slot was found cleared, `on_crowd` when that was for want of room in a
+    memory that all slots share, `on_look` with what each look showed and when, in the clock's seconds, it was
+    asked for."""
 
     def __init__(
         self,
         client: LlamaServer,
         table: SlotTable,
+        standing: Standing,
         tasks: TaskSet,
         clock: Clock,
         *,
         on_proof: Callable[[], None],
+        on_crowd: Callable[[Epoch, bool], None],
         on_look: Callable[[Sequence[SlotInfo], float], None],
     ) -> None:
         self._clock = clock
         self._on_look = on_look
         self._client = client
         self._table = table
+        self._standing = standing
         self._tasks = tasks
         self._on_proof = on_proof
+        self._on_crowd = on_crowd
         self._decided_in: Epoch | None = None
         self._is_looking = False
 
@@ -63,12 +69,27 @@ class Volatility:
         if isinstance(infos, Unavailable) or epoch != self._table.epoch:
             return
         self._on_look(infos, asked_at)
-        held = {info.id: info for info in infos}
-        verdicts = [_is_cleared(held.get(v.id)) for v in witnesses if self._table.view(v.id) == v]
-        if any(verdict is not None for verdict in verdicts):
+        verdicts = self._conclude([v for v in witnesses if self._table.view(v.id) == v], infos)
+        if any(verdict is not None for verdict in verdicts) and not self._is_crowd():
             self._decided_in = epoch
-        if any(verdicts):
+
+    def judge(self, infos: Sequence[SlotInfo], asked_at: float) -> None:
+        """Draw the conclusions of a look that was made for another reason and began at `asked_at`."""
+        self._conclude([view for view in self._table.views() if _is_witness(view, asked_at)], infos)
+
+    def _conclude(self, witnesses: Sequence[SlotView], infos: Sequence[SlotInfo]) -> list[bool | None]:
+        held = {info.id: info for info in infos}
+        verdicts = [_is_cleared(held.get(view.id)) for view in witnesses]
+        if any(verdicts) and self._is_crowd():
+            self._on_crowd(self._table.epoch, True)
+        elif any(verdicts):
             self._on_proof()
+        return verdicts
+
+    def _is_crowd(self) -> bool:
+        """Whether all that is believed to be in the slots is more than one of them may hold."""
+        n_ctx = self._standing.facts.n_ctx
+        return n_ctx is not None and sum(view.cells for view in self._table.views()) > n_ctx
 
 
 def _is_witness(view: SlotView, began: float) -> bool:

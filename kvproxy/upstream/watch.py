@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, UpstreamError
@@ -114,6 +113,7 @@ class Watch:
         self._lives = 0
         self._warned_of_others = False
         self._is_changed = False
+        self._trial = NOTHING_SEEN
 
     @property
     def url(self) -> str:
@@ -221,7 +221,7 @@ class Watch:
     def _still_there(self, props: Props) -> None:
         facts = self._p.standing.facts
         if not facts.state.has_slots or facts.props != props:
-            self._p.standing.set(props=props, **_as_is(replace(facts, props=props)))
+            self._p.standing.set(props=props, **replace(facts, props=props).as_is())
         self._is_suspect = False
         if self._p.standing.facts.pins:
             self._p.desk.resume()
@@ -258,7 +258,7 @@ class Watch:
         self._p.desk.epoch_began()
         self._p.process_changed()
         met = await self._p.introduction.meet(props, self._p.standing.facts)
-        trial = Trial(known.is_volatile, known.shares_memory) if has_slept else await self._try_out(met)
+        self._trial = trial = self._known_of(known) if has_slept else await self._try_out(met)
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
         self._is_suspect = self._is_changed = False
@@ -279,6 +279,10 @@ class Watch:
             self._p.desk.resume()
             self._p.look()
         return True
+
+    def _known_of(self, known: Facts) -> Trial:
+        """Of a process that only slept: what was tried out, and what showed itself since."""
+        return Trial(known.is_volatile or self._trial.clears, known.shares_memory)
 
     async def _try_out(self, met: Acquaintance) -> Trial:
         is_quiet = met.leftover is None and not self._p.desk.has_strays
@@ -364,7 +368,7 @@ class Watch:
         """The server was seen to clear idle slots: save each answer and launch one request at a time; where
         nothing can be saved, leave the choice of slots to it."""
         facts = self._p.standing.facts
-        if facts.is_volatile:
+        if facts.is_volatile or self._trial.clears is False:  # then it was for want of room, or a stranger
             return
         if facts.persistence.is_on:
             facts = replace(facts, is_volatile=True)
@@ -374,7 +378,7 @@ class Watch:
             facts = replace(facts, is_volatile=True, persistence=off, pins=False)
             self._p.desk.stop_pinning()
         self._p.standing.set(
-            is_volatile=True, persistence=facts.persistence, pins=facts.pins, **_as_is(facts)
+            is_volatile=True, persistence=facts.persistence, pins=facts.pins, **facts.as_is()
         )
         self.found_shared(self._p.table.epoch, True)  # only such a server clears idle slots
         self._p.emit(VolatileSlotsSeen(self._p.server, facts.advice))
@@ -388,13 +392,4 @@ def _facts(props: Props, met: Acquaintance) -> Facts:
         kind=met.kind,
         canary=met.canary,
     )
-    return replace(facts, **_as_is(facts))
-
-
-def _as_is(facts: Facts) -> dict[str, Any]:
-    """The state of a server that answers, and the reason for it."""
-    if facts.props is not None and facts.props.is_sleeping:
-        return {"state": ServerState.SLEEPING, "reason": ""}
-    is_off = facts.persistence.mode is PersistenceMode.OFF
-    state = ServerState.DEGRADED if is_off or facts.is_volatile else ServerState.HEALTHY
-    return {"state": state, "reason": facts.advice}
+    return replace(facts, **facts.as_is())

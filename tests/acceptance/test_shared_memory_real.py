@@ -85,3 +85,21 @@ async def test_slots_of_their_own_are_known_as_such(set_stage: SetStage, flags: 
     (server,) = (await stage.kvproxy.status())["servers"]
     assert server["shared_tokens"] is None
     assert stage.kvproxy.events("kv.backend.shared_memory") == []
+
+
+async def test_a_slot_that_was_emptied_for_anothers_answer_is_not_called_resident(
+    set_stage: SetStage,
+) -> None:
+    stage = await set_stage(*FLAGS)
+    one = Conversation.about("speaker", 200)
+    endless = Conversation.about("endless", 20, max_tokens=-1, extra={"ignore_eos": True})
+    async with client(stage.url) as session:
+        await one.turn(session)
+        await stage.kvproxy.flush()
+        assert (await endless.turn(session)).status == 200
+        held = {slot["id"]: slot.get("n_prompt_tokens") for slot in await stage.llama.slots()}
+        assert sorted(n or 0 for n in held.values())[:-1] == [0, 0, 0], "the server emptied the idle ones"
+        back = await one.turn(session)
+    assert (back.outcome, back.reused > back.computed) == ("restored", True)
+    (server,) = (await stage.kvproxy.status())["servers"]
+    assert (server["state"], server["volatile_slots"]) == ("healthy", False)

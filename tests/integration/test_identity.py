@@ -135,7 +135,7 @@ async def test_somebody_elses_use_of_a_slot_ends_the_stay_there_and_is_told_once
 
 
 async def look(here: House) -> None:
-    await here.proxy.runtime.probe._look_once()
+    await here.proxy.runtime.probe.look_once()
 
 
 async def test_adapters_that_are_changed_through_us_are_another_identity_at_once(tmp_path: Path) -> None:

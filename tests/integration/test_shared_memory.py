@@ -175,3 +175,63 @@ async def test_a_background_save_and_a_request_that_needs_the_whole_room_do_not_
         await here.proxy.until(lambda: "saving" in here.proxy.slot_states)
         assert (await here.proxy.turn(b)).status == 200
         assert here.deeds == [("save", 0), ("erase", 0)]
+
+
+ENDLESS = {"max_tokens": -1, "ignore_eos": True}
+"""Goes on until its slot is full, which empties all idle slots on the way."""
+
+
+async def test_a_slot_that_was_emptied_for_anothers_answer_is_not_called_resident(tmp_path: Path) -> None:
+    async with house(tmp_path, slots=2, unified=True, n_ctx=3000) as here:
+        a, b = Talk("alpha", words=10), Talk("beta")
+        await here.proxy.turn(a)
+        assert (await here.proxy.post("/v1/chat/completions", b.body(**ENDLESS), **b.headers)).status == 200
+        assert here.fake.slots[0].tokens == [], "this is about a slot that was emptied"
+        back = await here.proxy.turn(a)
+        assert (back.told, back.reused) == (("cold", "evicted"), 0)
+
+
+async def test_it_is_seen_without_anybody_asking_for_it_and_not_taken_for_idle_clearing(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, slots=2, unified=True, n_ctx=3000) as here:
+        a, b = Talk("alpha", words=10), Talk("beta")
+        await here.proxy.turn(a)
+        await here.proxy.admin("POST", "flush")
+        await here.proxy.post("/v1/chat/completions", b.body(**ENDLESS), **b.headers)
+        await here.proxy.until(lambda: here.proxy.slot_states == ["idle", "resident"])
+        (server,) = (await here.proxy.status())["servers"]
+        assert (server["state"], server["volatile_slots"]) == ("healthy", False)
+        back = await here.proxy.turn(a)
+        assert (back.told, back.reused > back.computed) == (("restored", None), True)
+
+
+async def test_where_an_answer_ends_where_its_client_said_nobody_is_looked_at(tmp_path: Path) -> None:
+    async with house(tmp_path, slots=2, unified=True, n_ctx=3000) as here:
+        talks = [Talk("alpha", words=10), Talk("beta", words=10)]
+        for talk in talks:
+            await here.proxy.turn(talk)
+        await asyncio.sleep(1.5)  # the record of living slots is learned
+        here.forget_calls()
+        for talk in talks:
+            assert (await here.proxy.turn(talk)).told == ("resident", None)
+        assert [call.path for call in here.fake.calls] == ["/v1/chat/completions"] * 2
+
+
+async def test_a_server_met_with_full_slots_is_not_taken_for_one_that_clears_them(tmp_path: Path) -> None:
+    """Nothing could be tried out, and the first that shows itself is a memory that was full."""
+    async with house(tmp_path, slots=2, unified=True, n_ctx=3000, shared=False) as here:
+        await here.fake.restart()
+        for slot in (0, 1):
+            body = {"prompt": "somebody else was here first", "n_predict": 2, "id_slot": slot}
+            async with here.proxy.client.post(f"{here.fake.base_url}/completion", json=body) as response:
+                assert response.status == 200
+        await here.proxy.restart()
+        await here.proxy.ready()
+        a, b = Talk("alpha", words=10), Talk("beta")
+        await here.proxy.turn(a)
+        await here.proxy.post("/v1/chat/completions", b.body(**ENDLESS), **b.headers)
+        facts = here.proxy.runtime.standing
+        await here.proxy.until(lambda: facts.facts.shares_memory is not None)
+        assert (facts.facts.shares_memory, facts.facts.is_volatile) == (True, False)
+        assert (await here.proxy.turn(a)).outcome == "cold"

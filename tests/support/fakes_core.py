@@ -475,6 +475,7 @@ class World:
             on_switch=on_switch,
             is_strict=is_strict,
             borrow=self.desk.borrow,
+            look=self._look_at_slots,
         )
         self.live(slots)
 
@@ -504,6 +505,9 @@ class World:
 
     def _shares(self, epoch: Epoch, shares: bool) -> None:
         self.shares.append(shares)
+
+    async def _look_at_slots(self) -> None:
+        self.table.seen(await self.server.slots(), self.clock.now())
 
     def _changed(self) -> None:
         self.changes += 1

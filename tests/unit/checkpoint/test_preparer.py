@@ -13,7 +13,18 @@ from kvproxy.slots.leases import Lease, Purpose, Want
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored, Saved
-from tests.support.fakes_core import A, B, C, Late, World, generation_of, manifest_of, settle, stay
+from tests.support.fakes_core import (
+    A,
+    B,
+    C,
+    Late,
+    World,
+    generation_of,
+    idle,
+    manifest_of,
+    settle,
+    stay,
+)
 
 S0 = SlotId(0)
 FAILED = ActionFailure(Fault.FAILED, "HTTP 500", 500)
@@ -414,7 +425,8 @@ class TestWay:
     async def test_nobody_is_disturbed_where_there_is_room(self) -> None:
         w = self.world()
         lease = await self.lease(w, 500)
-        assert not w.preparer.is_crowded(lease)
+        assert w.preparer.is_certain(lease)
+        await w.preparer.make_certain(lease)
         await w.preparer.make_way(lease, 500)
         assert w.log == []
 
@@ -422,18 +434,18 @@ class TestWay:
         w = self.world()
         w.table.pool = None
         lease = await self.lease(w, 10**6)
-        assert not w.preparer.is_crowded(lease)
+        assert w.preparer.is_certain(lease)
         await w.preparer.make_way(lease, 10**6)
         assert w.log == []
 
     async def test_where_a_launch_clears_the_idle_slots_it_makes_its_own_room(self) -> None:
         w = self.world()
         w.table.is_volatile = True
-        assert not w.preparer.is_crowded(await self.lease(w, self.POOL))
+        assert w.preparer.is_certain(await self.lease(w, self.POOL))
 
     async def test_the_saved_goes_before_the_dirty_and_only_as_many_as_it_takes(self) -> None:
         w = self.world()
-        assert w.preparer.is_crowded(await self.lease(w, 1000))
+        assert not w.preparer.is_certain(await self.lease(w, 1000))
         assert await self.make_way(self.world(), 1000) == ["erase 1"]
         assert await self.make_way(self.world(b=0, c=1), 1000) == ["erase 2"]
 
@@ -448,6 +460,25 @@ class TestWay:
         w.server.answer("save", FAILED)
         assert await self.make_way(w, 2000) == ["erase 1", "save 2"]
         assert w.occupant(2) == "c" * 12
+
+    async def test_a_look_that_shows_room_spares_everybody(self) -> None:
+        w = self.world()
+        w.clock.advance(1)
+        w.server.answer("slots", (idle(0), idle(1, tokens=1000), idle(2, tokens=300)))
+        lease = await self.lease(w, 1000)
+        await w.preparer.make_certain(lease)
+        assert w.log == ["slots"]
+        assert w.preparer.is_certain(lease)
+
+    async def test_a_look_that_shows_its_own_slot_emptied_takes_the_belief_away(self) -> None:
+        w = self.world()
+        w.house(0, stay(A))
+        w.clock.advance(1)
+        w.server.answer("slots", (idle(0, tokens=0), idle(1, tokens=1000), idle(2, tokens=1000)))
+        lease = await self.lease(w, 1000)
+        assert not w.preparer.is_certain(lease), "all hold more than there is"
+        await w.preparer.make_certain(lease)
+        assert w.preparer.at_once(lease, w.session(A)) is None
 
     async def test_one_that_is_too_small_to_keep_goes_unsaved(self) -> None:
         w = World(slots=2, policy=CheckpointPolicy(min_tokens=5000))

@@ -818,7 +818,7 @@ class WatchedTable(SlotTable):
 
     desk: LeaseDesk
 
-    def hold(self, slots: Any, holder: int, claim: int = 0) -> None:
+    def hold(self, slots: Any, holder: int, claim: int = 0, worst: int = 0) -> None:
         held = list(slots)
         assert held, "a lease of nothing"
         assert not self.desk.is_suspended
@@ -831,7 +831,7 @@ class WatchedTable(SlotTable):
             assert view.state in (SlotState.IDLE, SlotState.RESIDENT, SlotState.QUARANTINED)
         if self.pool is not None and claim:
             assert may_run(self.pool, claim, held, self.views())
-        super().hold(held, holder, claim)
+        super().hold(held, holder, claim, worst)
 
 
 SESSIONS = st.sampled_from([None, A, B, C])

@@ -665,3 +665,97 @@ class TestCells:
         room.table.pool = 1000
         room.table.begin_epoch(2)
         assert room.table.pool is None
+
+
+class TestSurety:
+    """Whether a slot may have been emptied to make room in a memory of 1000 tokens that all share."""
+
+    @pytest.fixture
+    def room(self) -> Room:
+        room = Room()
+        room.table.pool = 1000
+        return room
+
+    def run_beside(self, room: Room, claim: int, worst: int) -> None:
+        room.table.hold([S1], 7, claim, worst)
+        room.table.serve(S1, room.epoch, stay(B))
+
+    def end(self, room: Room, tokens: int) -> None:
+        room.table.served(S1, room.epoch, stay(B, tokens=tokens))
+        room.table.let_go([S1], 7)
+
+    def is_sure(self, room: Room, slot: SlotId = S0) -> bool:
+        return room.table.view(slot).is_sure
+
+    def look(self, room: Room, *tokens: int | None) -> None:
+        room.clock.advance(1)
+        infos = [idle(slot, tokens=held) for slot, held in enumerate(tokens)]
+        room.table.seen(infos, room.clock.now())
+
+    def test_beside_what_fits_at_its_worst_it_is_sure(self, room: Room) -> None:
+        room.house(stay(A, tokens=400))
+        self.run_beside(room, 500, 600)
+        self.end(room, 600)
+        assert self.is_sure(room)
+        assert self.is_sure(room, S1)
+
+    def test_beside_an_answer_that_may_go_on_it_is_not_until_it_was_seen_afterwards(self, room: Room) -> None:
+        room.house(stay(A, tokens=400))
+        self.run_beside(room, 500, 1000)
+        assert not self.is_sure(room)
+        self.look(room, 400, None)
+        assert not self.is_sure(room), "it may still go on"
+        self.end(room, 300)
+        assert not self.is_sure(room)
+        self.look(room, 400, 300)
+        assert self.is_sure(room)
+
+    def test_one_that_was_used_meanwhile_is_as_unsure_as_long_as_the_other_runs(self, room: Room) -> None:
+        self.run_beside(room, 500, 1000)
+        room.house(stay(A, tokens=400))
+        assert not self.is_sure(room)
+
+    def test_a_dropped_answer_may_go_on_as_well(self, room: Room) -> None:
+        self.run_beside(room, 500, 1000)
+        room.table.broke_off(S1, room.epoch, replace(SEEN_RUNNING, slot=S1))
+        room.table.let_go([S1], 7)
+        room.house(stay(A, tokens=400))
+        assert not self.is_sure(room)
+        self.look(room, 400, 300)
+        self.look(room, 400, 300)
+        assert self.is_sure(room)
+
+    def test_slots_that_are_believed_to_hold_more_than_there_is_are_not_sure(self, room: Room) -> None:
+        room.house(stay(A, tokens=400))
+        room.house(stay(B, tokens=700), S1)
+        assert not self.is_sure(room, S1)
+
+    def test_where_each_has_a_memory_of_its_own_all_are(self, room: Room) -> None:
+        room.table.pool = None
+        room.house(stay(A, tokens=400))
+        self.run_beside(room, 500, 1000)
+        assert self.is_sure(room)
+
+    def test_a_slot_that_is_seen_to_hold_nothing_any_more_is_nobodys(self, room: Room) -> None:
+        room.house(stay(A, tokens=400))
+        self.look(room, 0, None)
+        assert (room.state(), room.table.view(S0).is_blank) == (SlotState.IDLE, True)
+        assert not room.table.is_adrift(A), "the server has not kept it anywhere else"
+
+    def test_where_idle_slots_are_cleared_its_session_is_adrift(self, room: Room) -> None:
+        room.house(stay(A, tokens=400))
+        room.table.is_volatile = True
+        self.look(room, 0, None)
+        assert (room.state(), room.table.is_adrift(A)) == (SlotState.IDLE, True)
+
+    def test_what_a_look_does_not_tell_takes_nobody_away(self, room: Room) -> None:
+        room.house(stay(A, tokens=400))
+        self.look(room, None, None)
+        assert room.state() is SlotState.RESIDENT
+
+    def test_a_look_that_began_before_the_slot_was_used_takes_nobody_away(self, room: Room) -> None:
+        asked_at = room.clock.now()
+        room.clock.advance(1)
+        room.house(stay(A, tokens=400))
+        room.table.seen([idle(0, tokens=0), idle(1)], asked_at)
+        assert room.state() is SlotState.RESIDENT

@@ -14,8 +14,10 @@ from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.facts import Persistence, PersistenceMode, ServerState
 from kvproxy.upstream.late_canary import FIRST_PAUSE_SECONDS, MOST_ATTEMPTS, LateCanary
 from kvproxy.upstream.replies import Obstacle, Unavailable
+from kvproxy.upstream.watch import WatchParts
 from tests.support.fakes_core import (
     FINGERPRINT,
+    MAIN,
     UNREACHABLE,
     A,
     B,
@@ -63,17 +65,22 @@ class Room(World):
             setting=None,
             scratch=FakeScratch(),
         )
-        self.late = LateCanary(
+        parts = WatchParts(
+            MAIN,
             cast(Any, self.server),
             self.standing,
             self.table,
             self.desk,
-            cast(Any, self.watch),
-            self.introduction,
+            self.registry,
+            self.tasks,
             self.clock,
-            erase=self.preparer.erase,
+            self.sink,
+            self.introduction,
+            line_stands=lambda: True,
             look=self._look,
+            process_changed=lambda: None,
         )
+        self.late = LateCanary(parts, cast(Any, self.watch), erase=self.preparer.erase)
         self.unknown()
 
     def unknown(self) -> None:

@@ -26,6 +26,7 @@ class Home(World):
         super().__init__()
         self.path = path / "living.json"
         self.falls_asleep = False
+        self.judged: list[float] = []
         self.server.answer("slots", SEEN)
         self.living = self.reborn()
 
@@ -40,6 +41,7 @@ class Home(World):
             self.registry,
             self.clock,
             self._ask,
+            lambda infos, began: self.judged.append(began),
         )
 
     async def _ask(self) -> None:

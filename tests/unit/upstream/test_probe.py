@@ -27,6 +27,7 @@ class Room(World):
     def __init__(self, *, slots: int = 2) -> None:
         super().__init__(slots=slots)
         self.foreign: list[SlotId] = []
+        self.looks: list[float] = []
         self.probe = Probe(
             cast(Any, self.server),
             self.table,
@@ -34,6 +35,7 @@ class Room(World):
             self.standing,
             self.clock,
             on_foreign=self.foreign.extend,
+            on_look=lambda infos, began: self.looks.append(began),
         )
 
     async def launch(
@@ -363,5 +365,28 @@ class TestForeign:
         room = Room()
         room.clock.advance(1)
         room.shows(idle(0, task=1), processing(1, task=9))
-        await room.probe._look_once()
+        await room.probe.look_once()
         assert room.foreign == [S1]
+
+
+async def test_a_glance_is_one_look_whether_or_not_anything_waits_to_be_seen() -> None:
+    room = Room()
+    running = asyncio.ensure_future(room.probe.run())
+    await settle()
+    room.log.clear()
+    room.probe.glance()
+    await settle()
+    running.cancel()
+    assert room.log == ["slots"]
+    assert len(room.looks) == 1
+
+
+async def test_what_a_look_shows_is_judged_before_it_is_taken_in() -> None:
+    room = Room()
+    room.house(0, stay(A))
+    room.clock.advance(1)
+    believed: list[str | None] = []
+    room.probe._on_look = lambda infos, began: believed.append(room.occupant(0))
+    room.server.answer("slots", (idle(0, tokens=0), idle(1)))
+    await room.probe.look_once()
+    assert (believed, room.occupant(0)) == (["a" * 12], None)

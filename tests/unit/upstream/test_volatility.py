@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from kvproxy.identifiers import SlotId
+from kvproxy.identifiers import Epoch, SlotId
 from kvproxy.slots.leases import Purpose, Want
 from kvproxy.telemetry.events import TaskDied
 from kvproxy.upstream.replies import SlotInfo
@@ -18,18 +18,25 @@ class Room(World):
     def __init__(self) -> None:
         super().__init__()
         self.proofs = 0
+        self.crowds: list[Epoch] = []
         self.looks: list[float] = []
         self.volatility = Volatility(
             cast(Any, self.server),
             self.table,
+            self.standing,
             self.tasks,
             self.clock,
             on_proof=self._proved,
+            on_crowd=self._crowded,
             on_look=lambda infos, asked_at: self.looks.append(asked_at),
         )
         self.house(0, stay(A))
         self.clock.advance(1)
         self.began = self.clock.now()
+
+    def _crowded(self, epoch: Epoch, shares: bool) -> None:
+        assert shares
+        self.crowds.append(epoch)
 
     def _proved(self) -> None:
         self.proofs += 1
@@ -148,3 +155,36 @@ async def test_each_look_is_shown_to_whoever_watches_for_others() -> None:
     room = Room()
     await room.request(idle(0, tokens=1000), idle(1))
     assert room.looks == [room.clock.now()]
+
+
+class TestCrowd:
+    """Slots hold more together than one of them may: what was emptied, was so for want of room."""
+
+    def crowded(self) -> Room:
+        room = Room()
+        room.house(1, stay(B, tokens=3500))
+        return room
+
+    async def test_a_slot_that_was_emptied_for_room_is_no_proof_but_of_a_shared_memory(self) -> None:
+        room = self.crowded()
+        await room.request(idle(0, tokens=0), idle(1, tokens=3500))
+        assert (room.proofs, room.crowds) == (0, [room.table.epoch])
+
+    async def test_one_that_kept_its_tokens_all_the_same_settles_nothing(self) -> None:
+        room = self.crowded()
+        await room.request(idle(0, tokens=1000), idle(1, tokens=3500))
+        assert await room.request(idle(0, tokens=1000), idle(1)) == 1
+
+    def test_a_look_made_for_another_reason_is_judged_as_well(self) -> None:
+        crowded, cleared, kept = self.crowded(), Room(), Room()
+        for room, tokens in ((crowded, 0), (cleared, 0), (kept, 1000)):
+            room.clock.advance(1)
+            room.volatility.judge((idle(0, tokens=tokens), idle(1)), room.clock.now())
+        assert (crowded.proofs, len(crowded.crowds)) == (0, 1)
+        assert (cleared.proofs, cleared.crowds) == (1, [])
+        assert (kept.proofs, kept.crowds) == (0, [])
+
+    def test_a_look_from_before_the_slot_was_used_judges_nothing(self) -> None:
+        room = Room()
+        room.volatility.judge((idle(0, tokens=0), idle(1)), room.clock.now() - 2)
+        assert room.proofs == 0

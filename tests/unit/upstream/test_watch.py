@@ -799,3 +799,19 @@ async def test_a_canary_that_came_late_is_that_of_the_life_it_was_asked_in() -> 
     await room.ask(OTHER)
     room.watch.found_canary(epoch, fingerprint)
     assert room.facts.canary != "abc"
+
+
+async def test_a_server_that_was_seen_to_keep_its_slots_is_not_taken_for_one_that_clears_them() -> None:
+    """An emptied slot is then the work of a stranger, or of a memory that was full."""
+    room = Room()
+    room.try_out(False, shares=True)
+    await room.ask()
+    room.watch.found_volatile()
+    assert (room.facts.is_volatile, room.table.is_volatile) == (False, False)
+    await room.ask(ASLEEP)
+    room.watch.found_volatile()
+    assert not room.facts.is_volatile, "it only slept"
+    room.try_out(None)
+    await room.ask(OTHER)
+    room.watch.found_volatile()
+    assert room.facts.is_volatile
