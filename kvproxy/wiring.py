@@ -35,6 +35,7 @@ from kvproxy.slots.needs import Needs
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.canaries import Canaries
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
+from kvproxy.snapshots.inspection import Inspection
 from kvproxy.snapshots.keeping import Keeper
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
@@ -47,6 +48,7 @@ from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.late_canary import LateCanary
 from kvproxy.upstream.living import LivingSlots
+from kvproxy.upstream.obstruction import Obstruction
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.transport import Transport
 from kvproxy.upstream.trial import try_out
@@ -67,6 +69,7 @@ class Runtime:
         self.clock = clock or SystemClock()
         self.bus = bus or EventBus()
         self.tasks = TaskSet(lambda name, error: self.bus.emit(TaskDied(name, error)))
+        self.is_started = False
         self.is_draining = False
         self.is_ending = False
         self._build_listeners()
@@ -79,17 +82,7 @@ class Runtime:
     async def start(self) -> None:
         """Raises StateDirTaken if another kvproxy uses the state directory. One that cannot be used only
         means that nothing is saved; an absent server is no error."""
-        await self._open_state()
-        for manifest in self.store.all():
-            self.registry.adopt(
-                manifest.key,
-                manifest.client_digest,
-                manifest.model,
-                manifest.last_used_at,
-                manifest.current.revision,
-            )
-        if (reason := await self.files.check_usable()) is not None:
-            self.bus.emit(Warned(f"snapshot_dir cannot be used: {reason}", ErrorCode.METADATA_IO))
+        await self.inspection.run_once()
         await self.living.load()
         self.tasks.spawn(self.sentinel.run(), name="sentinel")
         self.tasks.spawn(self.watch.run(), name="watch")
@@ -98,18 +91,24 @@ class Runtime:
         self.tasks.spawn(self.keeper.run(), name="keeper")
         self.tasks.spawn(self.living.run(), name="living slots")
         self.tasks.spawn(self.late_canary.run(), name="late canary")
+        self.tasks.spawn(self.inspection.run(), name="inspection")
+        self.is_started = True
 
-    async def _open_state(self) -> None:
+    async def _open_state(self) -> str:
+        """Why it cannot be opened; empty once it is. What it holds is known from then on."""
         try:
             await self.store.open()
-        except StateDirTaken:
-            raise
+        except StateDirTaken as error:
+            if not self.is_started:
+                raise
+            return str(error)
         except StateDirError as error:
-            self.standing.obstacle = str(error)
-            self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
-            return
+            return str(error)
         if (complaint := await self.canaries.load()) is not None:
             self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
+        for m in self.store.all():
+            self.registry.adopt(m.key, m.client_digest, m.model, m.last_used_at, m.current.revision)
+        return ""
 
     async def drain(self, budget_seconds: float) -> Flushed:
         """Take nothing new, let what runs finish, save what is dirty: all within the budget.
@@ -298,6 +297,13 @@ class Runtime:
             self.clock,
             self.bus.emit,
             self.checkpointer.names_in_flight,
+        )
+        self.inspection = Inspection(
+            self.store,
+            self.files,
+            self.bus.emit,
+            open_state=self._open_state,
+            on_obstacle=Obstruction(self.watch_parts, self.watch).set,
         )
         self.checkpointer.publisher.published = self.keeper.look
         self.checkpointer.room.make_room = self.keeper.collect

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
+from kvproxy.identifiers import SnapshotName
 from kvproxy.snapshots.atomic import sync_directory
 from kvproxy.snapshots.head import HEAD_BYTES, parse_head
 from kvproxy.snapshots.manifest import FileIdentity, Generation
@@ -94,6 +97,57 @@ def digest_of(path: Path, identity: FileIdentity | None) -> str | None:
     except OSError:
         # Without a digest the snapshot is still good for as long as its identity stands.
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a look at a directory shows, without reading: `fault` is why it cannot be used, empty if it can;
+    `wrong` says of each file that is not what was published what is wrong with it."""
+
+    fault: str = ""
+    wrong: Mapping[SnapshotName, str] = field(default_factory=dict)
+
+
+def at_sight(directory: Path, generations: Collection[Generation]) -> Sight:
+    """Says nothing of files that lie in another file system than is there now."""
+    if fault := why_unusable(directory):
+        return Sight(fault)
+    try:
+        device = os.stat(directory).st_dev
+    except OSError as error:
+        return Sight(f"{directory}: {error.strerror}")
+    looked = {
+        one.name: _wrong_at_sight(directory / one.name, one)
+        for one in generations
+        if one.identity is None or one.identity.device == device
+    }
+    return Sight("", {name: reason for name, reason in looked.items() if reason})
+
+
+def why_unusable(directory: Path) -> str:
+    """Why a directory cannot be read and written, by its looks; empty if it can."""
+    try:
+        is_directory = stat.S_ISDIR(os.stat(directory).st_mode)
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    if not is_directory:
+        return f"{directory}: Not a directory"
+    may = os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+    return "" if may else f"{directory}: it cannot be read and written"
+
+
+def _wrong_at_sight(path: Path, generation: Generation) -> str:
+    try:
+        seen = os.lstat(path)
+    except FileNotFoundError as error:
+        return _describe(error)
+    except OSError:
+        # It may well be there: what is wrong is told by those who open it.
+        return ""
+    if not stat.S_ISREG(seen.st_mode):
+        return "not a regular file"
+    is_whole = seen.st_size == generation.size_bytes
+    return "" if is_whole else f"file is {seen.st_size} bytes instead of {generation.size_bytes}"
 
 
 def identity_of(descriptor: int) -> FileIdentity:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Protocol
 
 from kvproxy.identifiers import Owner, SnapshotName
-from kvproxy.snapshots.checks import FileCheck, check_saved, check_stored, digest_of, make_durable
+from kvproxy.snapshots.checks import (
+    FileCheck,
+    Sight,
+    at_sight,
+    check_saved,
+    check_stored,
+    digest_of,
+    make_durable,
+)
 from kvproxy.snapshots.layout import Layout, read_layout, read_token_ids
 from kvproxy.snapshots.manifest import FileIdentity, Generation, digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
@@ -70,6 +78,10 @@ class SnapshotFiles(Protocol):
         tokens apart (recurrent); None if the file does not show it."""
         ...
 
+    async def at_sight(self, generations: Collection[Generation]) -> Sight:
+        """What a look shows to be wrong, without reading anything."""
+        ...
+
     async def free_bytes(self) -> int | None:
         """Room for more; None if not known."""
         ...
@@ -110,6 +122,9 @@ class ServerOwnedFiles:
 
     async def streams_of(self, name: SnapshotName) -> int | None:
         return None
+
+    async def at_sight(self, generations: Collection[Generation]) -> Sight:
+        return Sight()
 
     async def free_bytes(self) -> int | None:
         return None
@@ -156,6 +171,9 @@ class SharedDirectory:
     async def streams_of(self, name: SnapshotName) -> int | None:
         layout = await asyncio.to_thread(read_layout, self.path / name)
         return layout.streams or 0 if isinstance(layout, Layout) else None
+
+    async def at_sight(self, generations: Collection[Generation]) -> Sight:
+        return await asyncio.to_thread(at_sight, self.path, generations)
 
     async def free_bytes(self) -> int | None:
         return await asyncio.to_thread(_free_bytes, self.path)

@@ -39,6 +39,16 @@ class StateLock:
         _write_pid(descriptor)
         return cls(descriptor)
 
+    def stands(self, state_dir: Path) -> bool:
+        """Whether what was locked is still there, in its place."""
+        if self._descriptor is None:
+            return False
+        try:
+            held, found = os.fstat(self._descriptor), os.stat(state_dir / "lock")
+        except OSError:
+            return False
+        return (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino)
+
     def release(self) -> None:
         """May be called twice."""
         if self._descriptor is not None:

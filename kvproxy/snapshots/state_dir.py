@@ -24,6 +24,8 @@ from kvproxy.snapshots.atomic import (
     unobserved,
     write_atomic,
 )
+from kvproxy.snapshots.checks import why_unusable
+from kvproxy.snapshots.lock import StateLock
 from kvproxy.snapshots.manifest import Manifest, Unreadable, decode, encode
 from kvproxy.snapshots.names import is_ours, is_owner, new_owner
 
@@ -69,6 +71,15 @@ class StateDir:
                 f"cannot create state directory {self.path}: {error.strerror}; "
                 "make it writable or set state_dir"
             ) from error
+
+    def why_unusable(self, lock: StateLock | None) -> str:
+        """What a look shows to be wrong with it; empty if nothing. `lock` is ours on it."""
+        if lock is not None and not lock.stands(self.path):
+            return f"state directory {self.path} is gone or another one: bring it back, or restart kvproxy"
+        for directory in (self.path, self._manifests, self._restoring):
+            if fault := why_unusable(directory):
+                return f"cannot use state directory {self.path}: {fault}; make it writable or set state_dir"
+        return ""
 
     def load(self) -> Loaded:
         """Read all manifests, put aside what is none, remove temp files. StateDirError if not readable."""

@@ -138,6 +138,10 @@ class SnapshotStore:
     def is_open(self) -> bool:
         return self._lock is not None
 
+    async def why_unusable(self) -> str:
+        """Why the state directory is not what it was when it was opened; empty if it is."""
+        return await asyncio.to_thread(self._directory.why_unusable, self._lock)
+
     # -- questions -----------------------------------------------------------------------------------------
 
     def find(self, key: SessionKey, fingerprint: Fingerprint) -> Manifest | None:

@@ -164,7 +164,7 @@ class Introduction:
     # -- awake ---------------------------------------------------------------------------------------------
 
     async def _ask(self, props: Props) -> _Told:
-        persistence = await self._find_persistence()
+        persistence = await self.find_persistence()
         meta = await self._client.model_meta(ANSWER_SECONDS)
         adapters = await ask_adapters(self._client)
         if isinstance(adapters, Unavailable) and adapters.reason is Obstacle.UNREACHABLE:
@@ -174,7 +174,8 @@ class Introduction:
         told = UNKNOWN_ADAPTERS if isinstance(adapters, Unavailable) else adapters
         return _Told(persistence, meta, told, slots)
 
-    async def _find_persistence(self) -> Persistence:
+    async def find_persistence(self) -> Persistence:
+        """What the server allows, and we can use."""
         if obstacle := self._obstacle():
             return Persistence(PersistenceMode.OFF, obstacle)
         failure = await self._client.actions_supported(ANSWER_SECONDS)

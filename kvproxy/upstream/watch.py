@@ -69,10 +69,6 @@ _HIDDEN = (Obstacle.UNSUPPORTED, Obstacle.UNAUTHORIZED, Obstacle.NOT_LLAMA_SERVE
 """Why `/slots` will not be seen in this life. Any other trouble passes."""
 
 
-async def _not_tried(slots: Sequence[SlotInfo]) -> Trial:
-    return NOTHING_SEEN
-
-
 @dataclass(frozen=True, slots=True)
 class WatchParts:
     server: ServerName
@@ -91,10 +87,10 @@ class WatchParts:
     """Called when slots wait to be seen idle."""
     process_changed: Callable[[], None]
     """Called when another process answers: connections to the one before are of no use."""
+    try_out: Callable[[Sequence[SlotInfo]], Awaitable[Trial]]
+    """Tries out, while nothing is granted, what the server does not tell of its slots."""
     readopt: Callable[[Props, tuple[SlotInfo, ...]], None] = lambda props, slots: None
     """Called at the first look at the slots since kvproxy started."""
-    try_out: Callable[[Sequence[SlotInfo]], Awaitable[Trial]] = _not_tried
-    """Tries out, while nothing is granted, what the server does not tell of its slots."""
 
 
 class Watch:
@@ -335,6 +331,13 @@ class Watch:
                 "their slots to them; let all requests go through kvproxy"
             )
         )
+
+    def found_persistence(self, epoch: Epoch, persistence: Persistence) -> None:
+        """What can be kept has changed on our side, in the life that began with `epoch`."""
+        facts = replace(self._p.standing.facts, persistence=persistence)
+        if epoch == self._p.table.epoch:
+            answers = facts.state in (ServerState.HEALTHY, ServerState.DEGRADED)
+            self._p.standing.set(persistence=persistence, **(facts.as_is() if answers else {}))
 
     def found_unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:
         """What happened in `epoch` showed that restoring is of no use here, or cannot be done at all: off,

@@ -27,6 +27,7 @@ from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.canaries import Canaries
+from kvproxy.snapshots.checks import Sight
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.index import SnapshotIndex, Totals
@@ -231,6 +232,7 @@ class FakeFiles:
     sha256: str | None = None
     kind: MemoryKind = MemoryKind.UNKNOWN
     streams: int | None = None
+    sight: Sight = field(default_factory=Sight)
     free: list[int | None] = field(default_factory=lambda: [None])
     """Given in turn, the last one again and again."""
     ids: str | None = None
@@ -269,6 +271,9 @@ class FakeFiles:
     async def free_bytes(self) -> int | None:
         return self.free.pop(0) if len(self.free) > 1 else self.free[0]
 
+    async def at_sight(self, generations: Collection[Generation]) -> Sight:
+        return self.sight
+
     async def check_usable(self) -> str | None:
         return None
 
@@ -297,6 +302,7 @@ class FakeStore:
 
     owner = OWNER
     is_open = True
+    fault = ""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -347,6 +353,9 @@ class FakeStore:
         changes = {field: value for field, value in learned.items() if value is not None}
         self.index.put(with_generation(found, name, **changes))
         return self.index.find(key, fingerprint)
+
+    async def why_unusable(self) -> str:
+        return self.fault
 
     async def invalidate(
         self, key: SessionKey, fingerprint: Fingerprint, name: SnapshotName, reason: str

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from kvproxy.identifiers import Owner
 from kvproxy.snapshots import files as module
+from kvproxy.snapshots.checks import Sight
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
+from kvproxy.snapshots.manifest import Generation
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import new_name
 from kvproxy.upstream.replies import Saved
+from tests.support.fakes_core import generation_of
 from tests.unit.snapshots.layout_samples import attention, recurrent, slot_file
 from tests.unit.snapshots.samples import OWNER, generation, packed_file, put
 
@@ -188,3 +192,50 @@ async def test_what_is_no_slot_file_shows_none(shared: SharedDirectory) -> None:
     put(shared.path, slot_file(8, attention(range(8)))[:-1], name)
     assert await shared.streams_of(name) is None
     assert await ServerOwnedFiles().streams_of(name) is None
+
+
+class TestSight:
+    """What a look shows without reading."""
+
+    async def kept(self, shared: SharedDirectory) -> Generation:
+        name = new_name(OWNER)
+        data = slot_file(8, attention(range(8)))
+        put(shared.path, data, name)
+        checked = await shared.make_durable(name)
+        return generation_of(name=name, tokens=8, size_bytes=len(data), identity=checked.identity)
+
+    async def test_a_file_that_is_as_it_was_shows_nothing(self, shared: SharedDirectory) -> None:
+        assert await shared.at_sight([await self.kept(shared)]) == Sight()
+
+    async def test_one_that_is_gone_shortened_or_another_thing_is_told(self, shared: SharedDirectory) -> None:
+        gone, short, link = [await self.kept(shared) for _ in range(3)]
+        (shared.path / gone.name).unlink()
+        os.truncate(shared.path / short.name, 9)
+        (shared.path / link.name).unlink()
+        (shared.path / link.name).symlink_to(shared.path / short.name)
+        sight = await shared.at_sight([gone, short, link])
+        assert sight.wrong == {
+            gone.name: "file is missing",
+            short.name: f"file is 9 bytes instead of {short.size_bytes}",
+            link.name: "not a regular file",
+        }
+
+    async def test_where_another_file_system_is_now_nothing_is_said_of_its_files(
+        self, shared: SharedDirectory
+    ) -> None:
+        kept = await self.kept(shared)
+        assert kept.identity is not None
+        (shared.path / kept.name).unlink()
+        elsewhere = kept.identity.model_copy(update={"device": kept.identity.device + 1})
+        assert await shared.at_sight([kept.model_copy(update={"identity": elsewhere})]) == Sight()
+
+    async def test_a_directory_that_cannot_be_used_is_a_fault_and_says_nothing_of_its_files(
+        self, tmp_path: Path
+    ) -> None:
+        absent = SharedDirectory(tmp_path / "absent")
+        assert await absent.at_sight([generation_of()]) == Sight(
+            f"{tmp_path / 'absent'}: No such file or directory"
+        )
+
+    async def test_files_that_nobody_sees_show_nothing(self) -> None:
+        assert await ServerOwnedFiles().at_sight([generation_of()]) == Sight()

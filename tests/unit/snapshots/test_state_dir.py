@@ -7,6 +7,7 @@ import pytest
 
 from kvproxy.errors import StateDirError
 from kvproxy.identifiers import SnapshotName
+from kvproxy.snapshots.lock import StateLock
 from kvproxy.snapshots.manifest import Manifest, encode
 from kvproxy.snapshots.names import is_owner
 from kvproxy.snapshots.state_dir import MAX_MANIFEST_BYTES, StateDir, file_name
@@ -224,3 +225,34 @@ def test_an_owner_that_cannot_be_written_serves_for_this_life_and_is_complained_
     assert is_owner(loaded.owner)
     assert loaded.complaints == ()
     assert loaded.owner_failure == f"cannot write {state.path / 'owner'}: Is a directory"
+
+
+class TestWhyUnusable:
+    def test_one_that_can_be_used_shows_nothing(self, tmp_path: Path) -> None:
+        directory = StateDir(tmp_path / "state")
+        directory.prepare()
+        assert directory.why_unusable(None) == ""
+
+    @pytest.mark.parametrize("part", ["manifests", "restoring"])
+    def test_one_of_which_a_part_is_gone_is_named_with_what_to_do(self, tmp_path: Path, part: str) -> None:
+        directory = StateDir(tmp_path / "state")
+        directory.prepare()
+        (tmp_path / "state" / part).rmdir()
+        reason = directory.why_unusable(None)
+        assert reason.startswith(f"cannot use state directory {tmp_path / 'state'}: ")
+        assert part in reason
+        assert reason.endswith("make it writable or set state_dir")
+        (tmp_path / "state" / part).write_bytes(b"")
+        assert "Not a directory" in directory.why_unusable(None)
+
+    def test_another_one_in_its_place_is_not_taken_for_it(self, tmp_path: Path) -> None:
+        directory = StateDir(tmp_path / "state")
+        directory.prepare()
+        with StateLock.acquire(directory.path) as lock:
+            assert directory.why_unusable(lock) == ""
+            directory.path.rename(tmp_path / "away")
+            assert "is gone or another one" in directory.why_unusable(lock)
+            directory.prepare()
+            with StateLock.acquire(directory.path):
+                assert "is gone or another one" in directory.why_unusable(lock)
+        assert "is gone or another one" in directory.why_unusable(lock), "it was given back"

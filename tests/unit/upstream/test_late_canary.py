@@ -14,6 +14,7 @@ from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.facts import Persistence, PersistenceMode, ServerState
 from kvproxy.upstream.late_canary import FIRST_PAUSE_SECONDS, MOST_ATTEMPTS, LateCanary
 from kvproxy.upstream.replies import Obstacle, Unavailable
+from kvproxy.upstream.trial import NOTHING_SEEN, Trial
 from kvproxy.upstream.watch import WatchParts
 from tests.support.fakes_core import (
     FINGERPRINT,
@@ -32,6 +33,10 @@ from tests.support.fakes_core import (
 S0, S1 = SlotId(0), SlotId(1)
 ODD = Unavailable(Obstacle.NOT_LLAMA_SERVER, "no probabilities")
 NOBODY = Want(Purpose.PINNED)
+
+
+async def try_nothing_out(slots: object) -> Trial:
+    return NOTHING_SEEN
 
 
 class FakeWatch:
@@ -79,6 +84,7 @@ class Room(World):
             line_stands=lambda: True,
             look=self._look,
             process_changed=lambda: None,
+            try_out=try_nothing_out,
         )
         self.late = LateCanary(parts, cast(Any, self.watch), erase=self.preparer.erase)
         self.unknown()
