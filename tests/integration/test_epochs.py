@@ -130,6 +130,26 @@ async def test_requests_that_wait_or_run_while_slots_become_fewer_are_served_on_
         assert len(here.proxy.slot_states) == 1
 
 
+async def test_a_request_that_was_being_prepared_while_slots_became_fewer_is_not_sent_to_its_old_slot(
+    tmp_path: Path,
+) -> None:
+    """The server would take the slot's id modulo its number of slots, and run it under somebody's answer."""
+    async with house(tmp_path, slots=2) as here:
+        a, b = Talk("alpha"), Talk("beta")
+        await saved(here, a)
+        await here.fake.restart()
+        assert (await here.proxy.turn(b)).slot == "0"
+        here.fake.faults.restore_seconds = 0.5
+        asking = asyncio.create_task(here.proxy.turn(a))
+        await here.proxy.until(lambda: ("restore", 1) in here.deeds)
+        await here.fake.restart(slots=1)
+        here.fake.faults.restore_seconds = 0.0
+        here.forget_calls()
+        assert (await asking).status == 200
+        sent = [call.body for call in here.fake.calls if call.path == "/v1/chat/completions"]
+        assert [b'"id_slot":0' in body for body in sent] == [True]
+
+
 async def attempt(here: House, talk: Talk) -> int:
     """A turn that may be broken off: what a client saw, 0 for a cut connection."""
     try:

@@ -26,7 +26,7 @@ from tests.support.oracle import Claim, Oracle
 from tests.support.proxy import KvProxy, make_settings
 from tests.support.talk import Answer, Talk
 
-STEPS = 600
+STEPS = 500
 """About twice as many requests."""
 SEEDS = range(1, 11 if os.environ.get("KVPROXY_TEST_REPEAT", "") not in ("", "0") else 3)
 TALKS = 5
