@@ -322,7 +322,7 @@ class Runtime:
         self.checkpointer.room.make_room = self.keeper.collect
 
     def _build_faces(self) -> None:
-        settings, key = self.settings, self.upstream.api_key
+        settings = self.settings
         holder = Holder(self.server, self.desk, self.watch, self.tasks, self.bus.emit)
         sender = assembly.sender_of(
             settings.server, self.upstream.api_key, self.transport, self.watch, self.desk
