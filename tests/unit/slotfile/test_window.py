@@ -14,7 +14,7 @@ from tests.unit.slotfile.samples import ALL, NEWEST, TOKENS, attention, recurren
 
 WINDOW = len(NEWEST)
 LOWEST = TOKENS - WINDOW
-RANDOM_CASES = 2_000
+RANDOM_CASES = 500
 
 
 def opened(data: bytes, tmp_path: Path, window: int = WINDOW) -> Closed | bytes:
