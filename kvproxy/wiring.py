@@ -25,9 +25,11 @@ from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.endpoints import LABELS
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.holding import Holder
+from kvproxy.proxy.patience import Patience
 from kvproxy.proxy.pinned import PinnedRequests
 from kvproxy.proxy.sending import Sender, WriteStall
 from kvproxy.proxy.unpinned import UnpinnedRequests
+from kvproxy.proxy.vigil import Watchers
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import Settings
 from kvproxy.slots.leases import LeaseDesk
@@ -341,6 +343,13 @@ class Runtime:
             sender,
             pinned,
             unpinned,
+            Watchers(
+                self.server,
+                Patience(settings.keep_alive.after_seconds, settings.keep_alive.every_seconds),
+                self.tasks,
+                self.bus.emit,
+                settings.server.response_headers,
+            ),
             self.registry,
             self.clock,
             self.bus.emit,

@@ -36,6 +36,8 @@ class Call:
     """A digest of how the conversation opens."""
     document: Mapping[str, Any] | None = None
     """The body as it was understood, where somebody will need it."""
+    streams: bool = False
+    """Whether the answer is to come as a stream of events."""
 
     @property
     def is_owner(self) -> bool:
@@ -73,6 +75,7 @@ async def receive(
         not forbids_persistence(headers),
         opening_of(document),
         document if keeps_document else None,
+        document is not None and document.get("stream") is True,
     )
     return call.unpinned() if _server_chooses(call, document) else call
 

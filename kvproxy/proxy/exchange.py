@@ -27,6 +27,7 @@ from kvproxy.proxy.holding import Holder, require_slots
 from kvproxy.proxy.pinned import PinnedRequests
 from kvproxy.proxy.sending import Sender
 from kvproxy.proxy.unpinned import UnpinnedRequests
+from kvproxy.proxy.vigil import Vigil, Watchers
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.key import derive_key
 from kvproxy.sessions.registry import SessionRegistry
@@ -47,6 +48,7 @@ class Exchange:
     sender: Sender
     pinned: PinnedRequests
     unpinned: UnpinnedRequests
+    watchers: Watchers
     registry: SessionRegistry
     clock: Clock
     emit: Emit
@@ -56,16 +58,21 @@ class Exchange:
     async def serve(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
         """The answer to a request that may run inference. Raises ReplyError where we answer instead."""
         account = Account(self.server, call, self.clock, self.emit, self.clock.now())
+        vigil = Vigil(self.watchers, request, call)
         try:
-            return await self._serve(Visit(request, call, account))
+            return await self._serve(Visit(request, call, account, vigil))
         except ReplyError as error:
             account.refused(error)
-            raise
+            if vigil.begun is None:
+                raise
+            return await vigil.refuse(error)
         except asyncio.CancelledError:
             if self.is_ending():
                 account.cut_off(ErrorCode.DRAINING)
             account.client_left()
             raise
+        finally:
+            vigil.end()
 
     async def pass_by(self, request: web.BaseRequest) -> web.StreamResponse:
         """A request that runs no inference: body and answer stream through."""
@@ -88,7 +95,7 @@ class Exchange:
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
         if visit.call.reach is Reach.PINNED:
-            session = self._session(visit.call, facts)
+            session = visit.vigil.session = self._session(visit.call, facts)
             if session is not None and self.pinned.moorings.is_adrift(session.key):
                 return await self.unpinned.serve_adrift(visit, session)
             return await self.pinned.serve(visit, session)
@@ -100,6 +107,7 @@ class Exchange:
         desk = self.holder.desk
         if not facts.pins:
             # Not before the last pinned request is over: an unpinned one could meet it in its slot.
+            visit.vigil.waits()
             await desk.until_all_returned()
         desk.stray_began()
         try:

@@ -66,7 +66,7 @@ class PinnedRequests:
         """The answer; None if it has to begin again: the server became another one before the request was
         sent, or its conversation is not to be pinned any more."""
         want = Want(Purpose.PINNED, session.key if session else None)
-        lease = await self.holder.acquire(want, visit.account)
+        lease = await self.holder.acquire(want, visit)
         if lease is None:
             return None
         if session is not None and self.moorings.is_adrift(session.key):
@@ -76,11 +76,11 @@ class PinnedRequests:
         if not self.moorings.loose:
             preparation = self.preparer.at_once(lease, session)
         if preparation is None:
-            preparation = await self.holder.see_through(lease, self._prepare(lease, session))
+            preparation = await self.holder.see_through(lease, visit.vigil, self._prepare(lease, session))
         if isinstance(preparation, ReplyError):
             self.holder.release(lease)
             raise preparation
-        await self.holder.depart(lease)
+        await self.holder.depart(lease, visit.vigil)
         if lease.is_void:
             self.holder.release(lease)
             return None

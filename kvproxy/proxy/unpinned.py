@@ -46,13 +46,13 @@ class UnpinnedRequests:
         """The answer; None if the server became another one before the request was sent."""
         call = visit.call
         purpose = Purpose.FLOATING if call.reach is Reach.FLOATING else Purpose.EXCLUSIVE
-        lease = await self.holder.acquire(Want(purpose), visit.account)
+        lease = await self.holder.acquire(Want(purpose), visit)
         return None if lease is None else await self._launch(visit, lease, None)
 
     async def serve_adrift(self, visit: Visit, session: Session) -> RelayedResponse | None:
         """The answer to a request of a session whose newest work only the server can find; None if it has to
         begin again."""
-        lease = await self.holder.acquire(Want(Purpose.FLOATING, session.key), visit.account)
+        lease = await self.holder.acquire(Want(Purpose.FLOATING, session.key), visit)
         if lease is None:
             return None
         if not self.moorings.is_adrift(session.key):  # another request of it was quicker
@@ -62,14 +62,14 @@ class UnpinnedRequests:
 
     async def _launch(self, visit: Visit, lease: Lease, session: Session | None) -> RelayedResponse | None:
         call = visit.call
-        refusal = await self.holder.see_through(lease, self._secure(lease))
+        refusal = await self.holder.see_through(lease, visit.vigil, self._secure(lease))
         if refusal is not None or lease.is_void:
             self.holder.release(lease)
             if refusal is not None:
                 raise refusal
             return None
         look = self.probe.before_flight(lease, len(call.body), leaves_no_trace=call.endpoint.is_management)
-        flight = await self.holder.see_through(lease, look)
+        flight = await self.holder.see_through(lease, visit.vigil, look)
         if session is not None:
             flight.stay = new_stay(session)
         self.holder.tasks.spawn(self._follow(flight, session), name="follow an unpinned request")

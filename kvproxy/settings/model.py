@@ -209,6 +209,20 @@ class QueueSettings(Section):
     )
 
 
+class KeepAliveSettings(Section):
+    """What the client of a stream hears while we hold its request (queue, save, restore)."""
+
+    after_seconds: float = Field(
+        10,
+        ge=0,
+        le=_DAY,
+        description="Silence after which a held stream is begun by us, with status 200; 0 turns it off.",
+    )
+    every_seconds: float = Field(
+        2, ge=0.05, le=3600, description="Interval of the bytes that keep it alive from then on."
+    )
+
+
 class FailureSettings(Section):
     """What happens when saving or restoring fails."""
 
@@ -296,6 +310,9 @@ class Settings(Section):
     checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="When a conversation is saved.")
     restore: RestoreSettings = Field(RestoreSettings(), description="How a saved conversation comes back.")
     queue: QueueSettings = Field(QueueSettings(), description="Who waits for a slot, and how long.")
+    keep_alive: KeepAliveSettings = Field(
+        KeepAliveSettings(), description="What the client of a held stream hears."
+    )
     failure: FailureSettings = Field(
         FailureSettings(), description="What happens when saving or restoring fails."
     )

@@ -117,9 +117,9 @@ class LeaseDesk:
 
     # -- asking ------------------------------------------------------------------------------------------
 
-    async def acquire(self, want: Want) -> Lease:
-        """Wait for a lease. Raises CapacityError (line full, waited too long), NotPinned, or what `refuse`
-        was given."""
+    async def acquire(self, want: Want, on_wait: Callable[[], None] = lambda: None) -> Lease:
+        """Wait for a lease; `on_wait` is called if that takes a wait. Raises CapacityError (line full,
+        waited too long), NotPinned, or what `refuse` was given."""
         if 0 < self._max_waiting <= len(self._line):
             raise _line_full()
         waiter = _Waiter(want, asyncio.get_running_loop().create_future(), self._clock.now())
@@ -130,6 +130,7 @@ class LeaseDesk:
         if not self._max_waiting:
             self._line.remove(waiter)
             raise _line_full()
+        on_wait()
         return await self._wait(waiter)
 
     async def _wait(self, waiter: _Waiter) -> Lease:
@@ -246,13 +247,15 @@ class LeaseDesk:
         free = tuple(view.id for view in self.table.views() if view.is_free)
         return self._lease(Want(Purpose.CHECKPOINT), free, 0.0) if free and not lease.is_void else None
 
-    async def depart(self, lease: Lease) -> None:
-        """Wait until the request of `lease` may be sent: with the next step of the caller it is.
+    async def depart(self, lease: Lease, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Wait until the request of `lease` may be sent: with the next step of the caller it is. `on_wait`
+        is called if that takes a wait.
 
         A request that the server puts where it likes, or by which it clears slots, must not meet the end of
         another: what that left has to be saved first.
         """
         while self._must_be_alone(lease) and any(v.is_in_hand for v in self._others(lease)):
+            on_wait()
             self._moved.clear()
             await self._moved.wait()
         lease.has_departed = True

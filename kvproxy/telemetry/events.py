@@ -161,6 +161,16 @@ class VolatileSlotsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestHeld:
+    """A stream was begun by us, because its request had been held for long."""
+
+    server: ServerName
+    endpoint: str
+    session: str | None
+    held_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestDone:
     """One exchange ended. Token counts are None where the answer did not tell."""
 
@@ -227,6 +237,7 @@ Event = (
     | PersistenceTripped
     | PersistenceRecovered
     | VolatileSlotsSeen
+    | RequestHeld
     | RequestDone
     | RequestFailed
     | TaskDied

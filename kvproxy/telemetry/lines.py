@@ -183,6 +183,16 @@ def _request_done(event: e.RequestDone) -> Line:
     return Line(INFO, "kv.request.done", fields)
 
 
+def _request_held(event: e.RequestHeld) -> Line:
+    fields = {
+        "session": event.session,
+        "server": event.server,
+        "endpoint": event.endpoint,
+        "held_ms": _ms(event.held_seconds),
+    }
+    return Line(INFO, "kv.request.held", fields)
+
+
 def _request_failed(event: e.RequestFailed) -> Line:
     """A client that left is no failure of ours."""
     fields = {
@@ -236,6 +246,7 @@ _LINES: Final[Mapping[type, Callable[[Any], Line]]] = {
     e.SnapshotsChanged: _snapshots,
     e.PersistenceTripped: _tripped,
     e.PersistenceRecovered: _recovered,
+    e.RequestHeld: _request_held,
     e.RequestDone: _request_done,
     e.RequestFailed: _request_failed,
     e.TaskDied: _task_died,
