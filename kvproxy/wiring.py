@@ -19,13 +19,13 @@ from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
+from kvproxy.dialects.endpoints import LABELS
+from kvproxy.dialects.patience import Patience
 from kvproxy.errors import CapacityError, ErrorCode, StateDirError, StateDirTaken
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.app import ClientFace, FaceParts
-from kvproxy.proxy.endpoints import LABELS
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.holding import Holder
-from kvproxy.proxy.patience import Patience
 from kvproxy.proxy.pinned import PinnedRequests
 from kvproxy.proxy.sending import Sender, WriteStall
 from kvproxy.proxy.unpinned import UnpinnedRequests

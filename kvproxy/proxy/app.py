@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from kvproxy.dialects.endpoints import Endpoint, Reach, classify
 from kvproxy.errors import CapacityError, ErrorCode, ReplyError
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.account import refusal
 from kvproxy.proxy.call import Call, receive
-from kvproxy.proxy.endpoints import Endpoint, Reach, classify
 from kvproxy.proxy.envelope import error_response
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.guard import check_host, forbidden, origin_form

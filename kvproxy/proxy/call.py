@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from kvproxy.proxy.endpoints import Endpoint, Reach, refine
-from kvproxy.proxy.opening import opening_of
+from kvproxy.dialects.endpoints import Endpoint, Reach, refine
+from kvproxy.dialects.opening import opening_of
 from kvproxy.proxy.receive import parse_object, read_body
 from kvproxy.proxy.rewrite import can_splice
 from kvproxy.sessions.key import (

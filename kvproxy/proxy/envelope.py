@@ -1,15 +1,14 @@
-"""Errors that kvproxy itself answers, in the words the caller's SDK understands."""
+"""Errors that kvproxy itself answers, as HTTP responses."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 
-import orjson
 from aiohttp import web
 
+from kvproxy.dialects.endpoints import Dialect
+from kvproxy.dialects.errors import error_json
 from kvproxy.errors import ReplyError
-from kvproxy.proxy.endpoints import Dialect
-from kvproxy.proxy.error_kinds import kind_of
 
 ERROR_HEADER = "X-KVProxy-Error"
 JSON = "application/json; charset=utf-8"
@@ -32,11 +31,3 @@ def error_response(dialect: Dialect, error: ReplyError) -> web.Response:
     if error.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
         response.force_close()
     return response
-
-
-def error_json(dialect: Dialect, status: int, message: str, code: str) -> bytes:
-    """The body alone, for an error that has no code of ours."""
-    error = {"message": message, "type": kind_of(dialect, status), "code": code}
-    if dialect is Dialect.ANTHROPIC:
-        return orjson.dumps({"type": "error", "error": error})
-    return orjson.dumps({"error": error})

@@ -18,11 +18,11 @@ from aiohttp import web
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.clock import Clock
+from kvproxy.dialects.endpoints import Reach
 from kvproxy.errors import ErrorCode, NotPinned, ReplyError, UpstreamError
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
-from kvproxy.proxy.endpoints import Reach
 from kvproxy.proxy.holding import Holder, require_slots
 from kvproxy.proxy.pinned import PinnedRequests
 from kvproxy.proxy.sending import Sender

@@ -10,10 +10,10 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
+from kvproxy.dialects.patience import failure_of_answer
 from kvproxy.errors import UpstreamError
 from kvproxy.proxy.account import WRITE_STALL
 from kvproxy.proxy.headers import upstream_headers
-from kvproxy.proxy.patience import failure_of_answer
 from kvproxy.proxy.receive import stream_body
 from kvproxy.proxy.relay import READ_ERRORS, Ending, RelayedResponse, relay
 from kvproxy.proxy.visit import Visit

@@ -13,9 +13,9 @@ from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.clock import Clock
+from kvproxy.dialects.endpoints import Reach
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import SlotId
-from kvproxy.proxy.endpoints import Reach
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice

@@ -10,10 +10,10 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from kvproxy.checkpoint.outcome import Outcome
+from kvproxy.dialects.patience import STREAM_HEADERS, Failure, Manner, Patience, manner_of
 from kvproxy.errors import ReplyError
 from kvproxy.identifiers import ServerName, short
 from kvproxy.proxy.call import Call
-from kvproxy.proxy.patience import STREAM_HEADERS, Failure, Manner, Patience, manner_of
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.sessions.session import Session
 from kvproxy.tasks import TaskSet

@@ -4,11 +4,11 @@ import pytest
 from multidict import CIMultiDict
 
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
+from kvproxy.dialects.endpoints import classify
 from kvproxy.errors import CapacityError, ErrorCode, UpstreamError
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.proxy.account import WRITE_STALL, Account, refusal
 from kvproxy.proxy.call import Call
-from kvproxy.proxy.endpoints import classify
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.sessions.key import ClientId
 from kvproxy.sessions.session import Session

@@ -7,10 +7,10 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
+from kvproxy.dialects.endpoints import Reach, classify
+from kvproxy.dialects.opening import WORTH_CHARS
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.proxy.call import Call, receive
-from kvproxy.proxy.endpoints import Reach, classify
-from kvproxy.proxy.opening import WORTH_CHARS
 from kvproxy.sessions.key import ClientId
 
 CHAT = "/v1/chat/completions"

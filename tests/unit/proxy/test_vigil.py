@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from kvproxy.dialects.patience import Patience
 from kvproxy.errors import CapacityError, ErrorCode
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.call import Call
-from kvproxy.proxy.patience import Patience
 from kvproxy.proxy.server import create_runner
 from kvproxy.proxy.vigil import Vigil, Watchers
 from kvproxy.tasks import TaskSet

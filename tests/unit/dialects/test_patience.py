@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvproxy.proxy.endpoints import LABELS
-from kvproxy.proxy.patience import Failure, failure_of_answer, manner_of
+from kvproxy.dialects.endpoints import LABELS
+from kvproxy.dialects.patience import Failure, failure_of_answer, manner_of
 
 COMMENTED = ("chat/completions", "completions", "completion", "infill")
 

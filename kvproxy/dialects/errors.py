@@ -1,20 +1,22 @@
-"""What each dialect calls an error of a given status."""
+"""Errors in the words that the caller's SDK understands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from kvproxy.proxy.endpoints import Dialect
+import orjson
 
-_OPENAI: Mapping[int, str] = {
+from kvproxy.dialects.endpoints import Dialect
+
+_OPENAI_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "unavailable_error",
 }
-_ANTHROPIC: Mapping[int, str] = {
+_ANTHROPIC_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -24,10 +26,18 @@ _ANTHROPIC: Mapping[int, str] = {
 }
 
 
+def error_json(dialect: Dialect, status: int, message: str, code: str) -> bytes:
+    """The body alone, for an error that has no code of ours."""
+    error = {"message": message, "type": kind_of(dialect, status), "code": code}
+    if dialect is Dialect.ANTHROPIC:
+        return orjson.dumps({"type": "error", "error": error})
+    return orjson.dumps({"error": error})
+
+
 def kind_of(dialect: Dialect, status: int) -> str:
     """The `type` of an error with that HTTP status."""
-    kinds = _ANTHROPIC if dialect is Dialect.ANTHROPIC else _OPENAI
-    return kinds.get(status) or _fallback(dialect, status)
+    types = _ANTHROPIC_TYPES if dialect is Dialect.ANTHROPIC else _OPENAI_TYPES
+    return types.get(status) or _fallback(dialect, status)
 
 
 def _fallback(dialect: Dialect, status: int) -> str:

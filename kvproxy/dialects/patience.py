@@ -19,8 +19,8 @@ from typing import Any
 
 import orjson
 
-from kvproxy.proxy.endpoints import Dialect
-from kvproxy.proxy.error_kinds import kind_of
+from kvproxy.dialects.endpoints import Dialect
+from kvproxy.dialects.errors import kind_of
 
 STREAM_HEADERS: Mapping[str, str] = {
     "Content-Type": "text/event-stream",

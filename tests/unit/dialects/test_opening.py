@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvproxy.proxy.opening import opening_of
+from kvproxy.dialects.opening import opening_of
 
 LONG = "You are a helpful agent. " * 100
 
