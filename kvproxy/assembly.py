@@ -5,13 +5,22 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.clock import Clock
-from kvproxy.identifiers import SnapshotName
-from kvproxy.settings.model import CheckpointSettings
+from kvproxy.dialects.patience import Patience
+from kvproxy.identifiers import ServerName, SnapshotName
+from kvproxy.proxy.sending import Sender, WriteStall
+from kvproxy.proxy.vigil import Watchers
+from kvproxy.settings.model import CheckpointSettings, ServerSettings, Settings
+from kvproxy.slots.leases import LeaseDesk
+from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
+from kvproxy.tasks import TaskSet
+from kvproxy.telemetry.events import Emit
 from kvproxy.upstream.sentinel import Sentinel
+from kvproxy.upstream.transport import Transport
 from kvproxy.upstream.watch import Watch
 
 
@@ -46,3 +55,20 @@ def sentinel_of(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Se
 def policy_of(settings: CheckpointSettings) -> CheckpointPolicy:
     """From the settings of the same names."""
     return CheckpointPolicy(**settings.model_dump(include={one.name for one in fields(CheckpointPolicy)}))
+
+
+def files_of(snapshot_dir: Path | None) -> SnapshotFiles:
+    return ServerOwnedFiles() if snapshot_dir is None else SharedDirectory(snapshot_dir)
+
+
+def sender_of(
+    settings: ServerSettings, api_key: str | None, transport: Transport, watch: Watch, desk: LeaseDesk
+) -> Sender:
+    """`api_key` is what the upstream wants."""
+    stall = WriteStall(settings.write_stall_seconds, desk)
+    return Sender(transport, watch, stall, api_key, settings.response_headers, settings.max_body_bytes)
+
+
+def watchers_of(settings: Settings, server: ServerName, tasks: TaskSet, emit: Emit) -> Watchers:
+    patience = Patience(settings.keep_alive.after_seconds, settings.keep_alive.every_seconds)
+    return Watchers(server, patience, tasks, emit, settings.server.response_headers)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvproxy.admin.app import AdminFace, AdminParts
-from kvproxy.assembly import Scratch, policy_of, sentinel_of
+from kvproxy.assembly import Scratch, files_of, policy_of, sender_of, sentinel_of, watchers_of
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -20,22 +20,19 @@ from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.dialects.endpoints import LABELS
-from kvproxy.dialects.patience import Patience
 from kvproxy.errors import CapacityError, ErrorCode, StateDirError, StateDirTaken
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.pinned import PinnedRequests
-from kvproxy.proxy.sending import Sender, WriteStall
+from kvproxy.proxy.steering import Steering
 from kvproxy.proxy.unpinned import UnpinnedRequests
-from kvproxy.proxy.vigil import Watchers
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import Settings
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.canaries import Canaries
-from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.keeping import Keeper
 from kvproxy.snapshots.memory_kind import kind_of_setting
 from kvproxy.snapshots.names import new_name
@@ -241,11 +238,7 @@ class Runtime:
     def _build_persistence(self) -> None:
         settings = self.settings
         self.store = SnapshotStore(Path(settings.state_dir), clock=self.clock, emit=self.bus.emit)
-        self.files: SnapshotFiles = (
-            SharedDirectory(Path(self.upstream.snapshot_dir))
-            if self.upstream.snapshot_dir is not None
-            else ServerOwnedFiles()
-        )
+        self.files = files_of(self.upstream.snapshot_dir)
         breaker = Breaker(settings.failure.max_consecutive_failures, settings.failure.cooldown_seconds)
         self.actions = SlotActions(
             self.server, breaker, clock=self.clock, emit=self.bus.emit, tasks=self.tasks
@@ -310,15 +303,7 @@ class Runtime:
     def _build_faces(self) -> None:
         settings = self.settings
         holder = Holder(self.server, self.desk, self.watch, self.tasks, self.bus.emit)
-        stall = WriteStall(settings.server.write_stall_seconds, self.desk)
-        sender = Sender(
-            self.transport,
-            self.watch,
-            stall,
-            self.upstream.api_key,
-            settings.server.response_headers,
-            settings.server.max_body_bytes,
-        )
+        sender = sender_of(settings.server, self.upstream.api_key, self.transport, self.watch, self.desk)
         moorings = Moorings(self.table, self.checkpointer, self.policy)
         pinned = PinnedRequests(
             self.table,
@@ -334,8 +319,20 @@ class Runtime:
             self.policy,
             self.clock,
         )
+        is_exact = settings.sessions.exact_messages
         unpinned = UnpinnedRequests(
-            holder, sender, self.preparer, self.probe, self.table, moorings, self.clock
+            holder,
+            sender,
+            self.preparer,
+            self.restorer.proofs,
+            self.checkpointer,
+            self.shaper,
+            Steering(self.table, self.preparer, self.shaper, self.client, self.tasks, is_exact),
+            self.probe,
+            self.table,
+            moorings,
+            self.policy,
+            self.clock,
         )
         self.exchange = Exchange(
             self.server,
@@ -343,13 +340,7 @@ class Runtime:
             sender,
             pinned,
             unpinned,
-            Watchers(
-                self.server,
-                Patience(settings.keep_alive.after_seconds, settings.keep_alive.every_seconds),
-                self.tasks,
-                self.bus.emit,
-                settings.server.response_headers,
-            ),
+            watchers_of(settings, self.server, self.tasks, self.bus.emit),
             self.registry,
             self.clock,
             self.bus.emit,
@@ -391,6 +382,6 @@ class Runtime:
                 settings.sessions.headers,
                 settings.server.max_body_bytes,
                 is_draining=lambda: self.is_draining,
-                needs_documents=lambda: self.shaper.is_needed,
+                needs_documents=lambda: is_exact or self.shaper.is_needed,
             )
         )

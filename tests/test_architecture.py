@@ -134,6 +134,8 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "proxy.visit",
         "proxy.sending",
         "proxy.holding",
+        "proxy.lessons",
+        "proxy.steering",
         "proxy.pinned",
         "proxy.unpinned",
         "proxy.exchange",

@@ -99,6 +99,10 @@ class Exchange:
             if session is not None and self.pinned.moorings.is_adrift(session.key):
                 return await self.unpinned.serve_adrift(visit, session)
             return await self.pinned.serve(visit, session)
+        if visit.call.reach is Reach.FLOATING and visit.call.endpoint.has_turns:
+            session = visit.vigil.session = self._session(visit.call, facts)
+            if session is not None:
+                return await self.unpinned.serve_steered(visit, session)
         return await self.unpinned.serve(visit)
 
     async def _stray(self, visit: Visit, facts: Facts) -> web.StreamResponse:

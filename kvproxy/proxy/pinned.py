@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from kvproxy.boundary.continuations import ending_of
-from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Preparation, Trigger
@@ -17,6 +15,7 @@ from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.proxy.holding import Holder
+from kvproxy.proxy.lessons import learn
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
@@ -29,7 +28,7 @@ from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Probe
-from kvproxy.upstream.replies import STALE_DRAFT, Usage
+from kvproxy.upstream.replies import STALE_DRAFT
 from kvproxy.upstream.volatility import Volatility
 
 LAUNCH_SECONDS = 60.0
@@ -153,7 +152,8 @@ class PinnedRequests:
         self.table.served(lease.slot, lease.epoch, changed)
         if changed is None:
             return None
-        self._learn(run, changed, usage)
+        if run.session is not None:
+            learn(self.shaper, run.session, run.before, changed, usage)
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
 
     async def _mend(self, run: _Run, said: bytes) -> bool:
@@ -165,17 +165,6 @@ class PinnedRequests:
             return False
         run.visit.account.emptied()
         return True
-
-    def _learn(self, run: _Run, stay: Occupancy, usage: Usage) -> None:
-        """Remember what a snapshot in the right form will need to be made, and what this answer showed."""
-        session = run.session
-        if session is None:
-            return
-        if run.before is not None:
-            self.shaper.observe(session, run.before, usage.prompt, usage.reused)
-        session.turn = None
-        if session.asked is not None:
-            session.turn = Turn(session.asked, ending_of(usage.finish_reason), usage.prompt, stay.revision)
 
     def _dropped(self, run: _Run) -> None:
         """The server may go on with it: the slot is nobody's until it was seen idle."""

@@ -1,26 +1,33 @@
 """Requests whose slot the server chooses: under a lease of all free slots until it was seen where they run,
 or of all slots, to their end, if they may use several.
 
-A request of a session that is adrift *adopts* the slot it took: what it leaves there is the session's, and
-is saved at the end as any other answer is.
+A request of a conversation *adopts* the slot it took: what it leaves there is the conversation's, as any
+pinned answer is. Of `/v1/messages` the slot is foreseen (`steering`); that of a conversation that is adrift
+only the server can find.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.mooring import Moorings
-from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
+from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
 from kvproxy.checkpoint.preparer import Preparer
+from kvproxy.checkpoint.proofs import Proofs
+from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.dialects.endpoints import Reach
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import SlotId
 from kvproxy.proxy.holding import Holder
+from kvproxy.proxy.lessons import learn
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
 from kvproxy.proxy.stays import new_stay, remember, stay_after
+from kvproxy.proxy.steering import NOWHERE, Aim, Steering
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
@@ -33,13 +40,28 @@ ANY_SLOT = SlotId(-1)
 
 
 @dataclass(frozen=True, slots=True)
+class _Run:
+    """An unpinned request about to be sent. `session` is whose the slot will be, None for nobody's."""
+
+    visit: Visit
+    session: Session | None
+    aim: Aim
+    flight: Flight
+
+
+@dataclass(frozen=True, slots=True)
 class UnpinnedRequests:
     holder: Holder
     sender: Sender
     preparer: Preparer
+    proofs: Proofs
+    checkpointer: Checkpointer
+    shaper: Shaper
+    steering: Steering
     probe: Probe
     table: SlotTable
     moorings: Moorings
+    policy: CheckpointPolicy
     clock: Clock
 
     async def serve(self, visit: Visit) -> RelayedResponse | None:
@@ -48,6 +70,11 @@ class UnpinnedRequests:
         purpose = Purpose.FLOATING if call.reach is Reach.FLOATING else Purpose.EXCLUSIVE
         lease = await self.holder.acquire(Want(purpose), visit)
         return None if lease is None else await self._launch(visit, lease, None)
+
+    async def serve_steered(self, visit: Visit, session: Session) -> RelayedResponse | None:
+        """The same for a request of `session` whose slot is foreseen."""
+        lease = await self.holder.acquire(Want(Purpose.FLOATING, session.key), visit)
+        return None if lease is None else await self._launch(visit, lease, session)
 
     async def serve_adrift(self, visit: Visit, session: Session) -> RelayedResponse | None:
         """The answer to a request of a session whose newest work only the server can find; None if it has to
@@ -62,57 +89,62 @@ class UnpinnedRequests:
 
     async def _launch(self, visit: Visit, lease: Lease, session: Session | None) -> RelayedResponse | None:
         call = visit.call
-        refusal = await self.holder.see_through(lease, visit.vigil, self._secure(lease))
-        if refusal is not None or lease.is_void:
+        aim = await self.holder.see_through(lease, visit.vigil, self._prepare(lease, session))
+        if isinstance(aim, ReplyError) or lease.is_void:
             self.holder.release(lease)
-            if refusal is not None:
-                raise refusal
+            if isinstance(aim, ReplyError):
+                raise aim
             return None
         look = self.probe.before_flight(lease, len(call.body), leaves_no_trace=call.endpoint.is_management)
         flight = await self.holder.see_through(lease, visit.vigil, look)
-        if session is not None:
-            flight.stay = new_stay(session)
-        self.holder.tasks.spawn(self._follow(flight, session), name="follow an unpinned request")
-        reason = None if session is None else Reason.EVICTED
-        visit.account.prepared(visit.shown(Preparation(Outcome.COLD, reason)), session, None, None)
-        return await self._fly(visit, flight)
+        flight.stay, flight.expected = aim.stay, aim.slot
+        owner = session if aim.stay is not None else None
+        run = _Run(visit, owner, aim, flight)
+        self.holder.tasks.spawn(self._follow(run), name="follow an unpinned request")
+        visit.account.prepared(visit.shown(aim.preparation), session, aim.slot, aim.tokens)
+        return await self._fly(run)
 
-    async def _follow(self, flight: Flight, session: Session | None) -> None:
-        try:
-            await self.probe.follow(flight)
-            if session is not None and flight.stay is not None and not flight.lease.is_void:
-                await self._settle(flight, flight.stay, session)
-        finally:
-            flight.lease.release()
-            self.probe.want()
+    # -- before ----------------------------------------------------------------------------------------------
 
-    async def _settle(self, flight: Flight, stay: Occupancy, session: Session) -> None:
-        """Write down where the session lives now, and save it if that is not for long."""
-        view = self.table.slot_of(session.key)
-        remember(session, flight.left)
-        if view is None:
-            self.table.drift(flight.left or stay, flight.lease.epoch)
-        elif flight.left is not None and self.moorings.are_needed:
-            await self.moorings.moor(view.id, flight.lease.epoch, flight.left)
+    async def _prepare(self, lease: Lease, session: Session | None) -> Aim | ReplyError:
+        """Save whoever the server might put the request in the place of, also those who ended meanwhile, and
+        bring `session` to where the server will find it."""
+        is_adrift = session is not None and self.moorings.is_adrift(session.key)
+        refusal = await self._secure(lease, lease.slots, session)
+        if refusal is not None or session is None:
+            return refusal or NOWHERE
+        if is_adrift:
+            return Aim(Preparation(Outcome.COLD, Reason.EVICTED), None, new_stay(session))
+        aim = await self.steering.aim(lease, session)
+        # It took a while: others may have ended since, and the server may be another one.
+        await self.holder.watch.confirm()
+        return await self._secure(lease, self.holder.desk.widen(lease), session) or aim
 
-    async def _secure(self, lease: Lease) -> ReplyError | None:
-        """Save whoever the server might put the request in the place of, also those who ended meanwhile."""
-        slots = lease.slots
-        while slots:
+    async def _secure(
+        self, lease: Lease, slots: tuple[SlotId, ...], session: Session | None
+    ) -> ReplyError | None:
+        while True:
             for slot in slots:
+                if session is not None and self.table.view(slot).occupant == session.key:
+                    continue  # it goes on from there
                 refusal = await self.preparer.secure(lease, slot)
                 if refusal is not None:
                     return refusal
             await self.holder.desk.depart(lease)
             slots = self.holder.desk.widen(lease)
-        return None
+            if not slots:
+                return None
 
-    async def _fly(self, visit: Visit, flight: Flight) -> RelayedResponse:
-        was_dropped, left = True, None
+    # -- under way -------------------------------------------------------------------------------------------
+
+    async def _fly(self, run: _Run) -> RelayedResponse:
+        visit, flight = run.visit, run.flight
+        was_dropped, was_refused, left, response = True, False, None, None
         try:
-            response = await self.sender.send(visit, self._body(visit, flight))
+            response = await self.sender.send(visit, self._body(run))
             was_dropped = response.ending is not Ending.COMPLETE
-            if flight.stay is not None and not was_dropped and response.status < 400:
+            was_refused = response.status >= 400
+            if flight.stay is not None and not was_dropped and not was_refused:
                 left = stay_after(flight.stay, visit.account.usage, self.clock.now())
         except UpstreamError as error:
             was_dropped = error.was_sent
@@ -120,14 +152,74 @@ class UnpinnedRequests:
         finally:
             if visit.call.endpoint.changes_identity:
                 self.holder.watch.renew()
-            flight.end(was_dropped=was_dropped, left=left)
-        visit.account.done(response)
+            if response is not None and run.session is None:
+                visit.account.done(response)
+            flight.end(
+                was_dropped=was_dropped,
+                was_refused=was_refused,
+                left=left,
+                done=None if response is None else (lambda: self._judge(run, response)),
+            )
         return response
 
-    def _body(self, visit: Visit, flight: Flight) -> bytes:
-        if flight.stay is None:
-            return visit.call.body
-        body = splice(visit.call.body, ANY_SLOT)
+    def _body(self, run: _Run) -> bytes:
+        """As it came; a body that could be pinned says that it is not."""
+        call = run.visit.call
+        if run.session is None or call.endpoint.reach is not Reach.PINNED:
+            return call.body
+        body = splice(call.body, ANY_SLOT)
         if body is None:
             raise InvariantError("a body that cannot be spliced was to be a session's")
         return body
+
+    # -- afterwards, in a task of the house ------------------------------------------------------------------
+
+    async def _follow(self, run: _Run) -> None:
+        flight = run.flight
+        try:
+            await self.probe.follow(flight)
+            if run.session is not None:
+                flight.done()
+                if not flight.lease.is_void:
+                    await self._settle(run, run.session)
+        finally:
+            flight.lease.release()
+            self.probe.want()
+
+    def _judge(self, run: _Run, response: RelayedResponse) -> None:
+        """Tell of an answer once it is known where it was computed: what was brought into another slot than
+        the server took proves nothing by it."""
+        flight, session = run.flight, run.session
+        if session is None:
+            return
+        account = run.visit.account
+        if run.aim.computed is not None:
+            account.had_computed(run.aim.computed)
+        account.ran_in(flight.taken[0] if len(flight.taken) == 1 else None)
+        verdict = account.done(response)
+        if flight.expected is not None:
+            hit = flight.taken == (flight.expected,)
+            self.proofs.proved(flight.expected, session.key, verdict if hit else Verdict.UNKNOWN)
+
+    async def _settle(self, run: _Run, session: Session) -> None:
+        """Write down where the session lives now, and save it where that is not for long, or as set."""
+        flight, stay = run.flight, run.aim.stay
+        view, left = self.table.slot_of(session.key), flight.left
+        remember(session, left)
+        if view is None:
+            if stay is not None and self.moorings.are_needed:
+                self.table.drift(left or stay, flight.lease.epoch)
+            return
+        if left is None or view.occupancy != left:
+            return
+        usage = run.visit.account.usage
+        met = stay if flight.taken == (flight.expected,) else None
+        learn(self.shaper, session, met, left, usage)
+        await self._save(view.id, flight, left, ends_exchange=usage.finish_reason != "tool_calls")
+
+    async def _save(self, slot: SlotId, flight: Flight, left: Occupancy, *, ends_exchange: bool) -> None:
+        epoch = flight.lease.epoch
+        if self.moorings.are_needed:
+            await self.moorings.moor(slot, epoch, left)
+        elif (trigger := after_request(self.policy, ends_exchange=ends_exchange)) is not None:
+            await self.checkpointer.save(slot, epoch, trigger)

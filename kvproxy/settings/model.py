@@ -144,6 +144,10 @@ class SessionSettings(Section):
         (), description="Fields of the JSON body looked at when no header matched."
     )
     implicit: bool = Field(False, description="Recognise a conversation without an id by its own messages.")
+    exact_messages: bool = Field(
+        False,
+        description="Compute a prompt of /v1/messages in its slot first, pinned: the server takes no other.",
+    )
     max_branches_per_session: int | None = Field(
         None, ge=1, le=1000, description="Branches kept of one session; null while a session has only one."
     )

@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from kvproxy.clock import Clock
@@ -65,6 +65,10 @@ class Lease:
     @property
     def is_void(self) -> bool:
         return self.epoch != self._desk.table.epoch
+
+    def part(self, slot: SlotId) -> Lease:
+        """The same right to one of its slots, for who works in that alone; this lease gives it back."""
+        return replace(self, slots=(slot,))
 
     def narrow(self, slots: tuple[SlotId, ...]) -> None:
         """Keep only `slots`; the gate of a floating launch opens."""

@@ -181,14 +181,16 @@ class SlotTable:
         return True
 
     def take(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None = None) -> bool:
-        """An unpinned request was seen in `slot`: whoever lived there does no more. `occupancy` is whose the
-        slot will be."""
+        """An unpinned request was seen in `slot`, which is `occupancy`'s now: who lived there does no more."""
         if (held := self._current(slot, epoch)) is None:
             return False
         if held.state is SlotState.RESIDENT and self.is_volatile:
             self._wash_away(held)
         elif held.state is SlotState.RESIDENT:
             self._move(held, SlotEvent.LOST)
+        old = None if occupancy is None else self.slot_of(occupancy.session)
+        if old is not None and old.id != slot and old.state is SlotState.RESIDENT:
+            self.lose(old.id, epoch)  # what its session left there is older
         return self.serve(slot, epoch, occupancy) and self.launched(slot, epoch)
 
     def served(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None) -> bool:

@@ -13,6 +13,7 @@ from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.sessions.key import ClientId
 from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import RequestDone, RequestFailed, RestoreProvedIneffective
+from kvproxy.upstream.replies import Completed
 from tests.support.clock import FakeClock
 from tests.support.fakes_core import MAIN, A, Sink
 
@@ -200,3 +201,33 @@ def test_a_request_was_taken_up_once_the_answers_headers_came() -> None:
     assert not room.account.was_seen_running
     room.account.headers_came()
     assert room.account.was_seen_running
+
+
+class TestWhereItRan:
+    """Of a request whose slot the server chose."""
+
+    def test_in_the_slot_that_was_made_ready_its_answer_proves_what_that_held(self) -> None:
+        room = Room()
+        room.prepared()
+        room.account.tap.feed(answer(computed=10, reused=1000))
+        room.account.ran_in(S1)
+        assert (room.ended().verdict, room.sink.of(RequestDone)[0].slot) == (Verdict.CONFIRMED, S1)
+
+    @pytest.mark.parametrize("slot", [SlotId(0), None])
+    def test_elsewhere_it_proves_nothing(self, slot: SlotId | None) -> None:
+        room = Room()
+        room.prepared()
+        room.account.tap.feed(answer(computed=1010, reused=0))
+        room.account.ran_in(slot)
+        done = room.ended()
+        assert (done.verdict, done.slot) == (Verdict.UNKNOWN, slot)
+        assert room.sink.of(RestoreProvedIneffective) == []
+
+    def test_what_was_computed_ahead_of_it_counts_as_its_own(self) -> None:
+        room = Room()
+        room.prepared()
+        room.account.tap.feed(answer(computed=1, reused=1009))
+        room.account.had_computed(Completed(10, 1000))
+        room.account.ran_in(S1)
+        done = room.ended()
+        assert (done.computed_tokens, done.reused_tokens, done.generated_tokens) == (11, 1000, 7)

@@ -936,3 +936,22 @@ class Machine(RuleBasedStateMachine):
 
 TestAnything = Machine.TestCase
 TestAnything.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+class TestWaiting:
+    async def test_only_who_has_to_wait_is_told_so(self) -> None:
+        room, told = Room(1), []
+        lease = await room.desk.acquire(pinned(A), lambda: told.append("A"))
+        assert told == []
+        waiting = asyncio.get_running_loop().create_task(
+            room.desk.acquire(pinned(B), lambda: told.append("B"))
+        )
+        await settle(2)
+        assert told == ["B"]
+        lease.release()
+        (await waiting).release()
+
+    async def test_a_part_of_a_lease_is_the_right_to_one_of_its_slots(self) -> None:
+        room = Room(2)
+        lease = await room.hold(FLOATING)
+        assert (lease.part(S1).slot, lease.part(S1).epoch, lease.slots) == (S1, lease.epoch, (S0, S1))
