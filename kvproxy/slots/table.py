@@ -181,7 +181,7 @@ class SlotTable:
         return True
 
     def take(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None = None) -> bool:
-        """An unpinned request was seen in `slot`, which is `occupancy`'s now: who lived there does no more."""
+        """An unpinned request was seen in `slot`: it is `occupancy`'s now, whoever lived there before."""
         if (held := self._current(slot, epoch)) is None:
             return False
         if held.state is SlotState.RESIDENT and self.is_volatile:
