@@ -26,6 +26,7 @@ from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.pinned import PinnedRequests
+from kvproxy.proxy.sorter import Sorter
 from kvproxy.proxy.steering import Steering
 from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.sessions.registry import SessionRegistry
@@ -47,6 +48,7 @@ from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.living import LivingSlots
+from kvproxy.upstream.messages_pin import honours_messages_pin
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.transport import Transport
 from kvproxy.upstream.volatility import Volatility, clears_idle_slots
@@ -78,6 +80,7 @@ class Runtime:
     async def start(self) -> None:
         """Raises StateDirTaken if another kvproxy uses the state directory. One that cannot be used only
         means that nothing is saved; an absent server is no error."""
+        await self.sorter.load()
         await self._open_state()
         for manifest in self.store.all():
             self.registry.adopt(
@@ -177,6 +180,7 @@ class Runtime:
             max_wait_seconds=settings.queue.max_wait_seconds,
             on_change=lambda: self.rounds.slots_changed(),
             on_unseen=lambda: self.probe.want(),
+            set_apart=upstream.set_apart,
         )
         self.probe = Probe(
             self.client,
@@ -212,6 +216,7 @@ class Runtime:
                 process_changed=self.transport.drop_idle,
                 readopt=lambda props, slots: self.living.readopt(props, slots),
                 clears_idle_slots=lambda slots: clears_idle_slots(self.client, slots),
+                honours_messages_pin=lambda slots: honours_messages_pin(self.client, slots),
             )
         )
         self.living = LivingSlots(
@@ -304,6 +309,7 @@ class Runtime:
         settings = self.settings
         holder = Holder(self.server, self.desk, self.watch, self.tasks, self.bus.emit)
         sender = sender_of(settings.server, self.upstream.api_key, self.transport, self.watch, self.desk)
+        self.sorter = Sorter(self.server, settings.auxiliary, self.bus.emit)
         moorings = Moorings(self.table, self.checkpointer, self.policy)
         pinned = PinnedRequests(
             self.table,
@@ -327,7 +333,7 @@ class Runtime:
             self.restorer.proofs,
             self.checkpointer,
             self.shaper,
-            Steering(self.table, self.preparer, self.shaper, self.client, self.tasks, is_exact),
+            Steering(self.desk, self.preparer, self.shaper, self.client, self.tasks, is_exact),
             self.probe,
             self.table,
             moorings,
@@ -340,6 +346,7 @@ class Runtime:
             sender,
             pinned,
             unpinned,
+            self.sorter,
             watchers_of(settings, self.server, self.tasks, self.bus.emit),
             self.registry,
             self.clock,

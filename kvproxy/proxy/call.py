@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
 
 from kvproxy.dialects.endpoints import Endpoint, Reach, refine
 from kvproxy.dialects.opening import opening_of
+from kvproxy.dialects.reading import Reading, read
 from kvproxy.proxy.receive import parse_object, read_body
 from kvproxy.proxy.rewrite import can_splice
 from kvproxy.sessions.key import (
@@ -36,13 +37,30 @@ class Call:
     """A digest of how the conversation opens."""
     document: Mapping[str, Any] | None = None
     """The body as it was understood, where somebody will need it."""
+    reading: Reading | None = field(default=None, repr=False)
+    """What the body says, None where that cannot be understood."""
     streams: bool = False
     """Whether the answer is to come as a stream of events."""
+    may_name_slot: bool = False
+    """Whether the client names a slot, or says something that only the server can read."""
 
     @property
     def is_owner(self) -> bool:
         """Whether what it computes becomes a session's state."""
         return self.client is not None and not self.is_bypass and not self.is_auxiliary
+
+    def auxiliary(self) -> Call:
+        """The same as a side call, which owns nothing, in a slot of our choice where the route has one."""
+        may_pin = self.reach is Reach.FLOATING and self.endpoint.reach is Reach.PINNED
+        is_pinned = may_pin and self.reading is not None and can_splice(self.body)
+        return replace(self, is_auxiliary=True, reach=Reach.PINNED if is_pinned else self.reach)
+
+    def pinned(self) -> Call:
+        """The same where the server was seen to obey a pin on a route on which others ignore it. As on any
+        route, a request of nobody is left to the server."""
+        is_one = self.reach is Reach.FLOATING and can_splice(self.body)
+        is_nobodys = self.client is None and not self.is_bypass and not self.is_auxiliary
+        return replace(self, reach=Reach.PINNED) if is_one and not is_nobodys else self
 
     def unpinned(self) -> Call:
         """The same where the server has to choose the slot."""
@@ -75,7 +93,9 @@ async def receive(
         not forbids_persistence(headers),
         opening_of(document),
         document if keeps_document else None,
+        None if document is None else read(endpoint.label, document),
         document is not None and document.get("stream") is True,
+        document is None or "id_slot" in document,
     )
     return call.unpinned() if _server_chooses(call, document) else call
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -26,6 +26,7 @@ from kvproxy.proxy.call import Call
 from kvproxy.proxy.holding import Holder, require_slots
 from kvproxy.proxy.pinned import PinnedRequests
 from kvproxy.proxy.sending import Sender
+from kvproxy.proxy.sorter import Sorter
 from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.proxy.vigil import Vigil, Watchers
 from kvproxy.proxy.visit import Visit
@@ -48,6 +49,7 @@ class Exchange:
     sender: Sender
     pinned: PinnedRequests
     unpinned: UnpinnedRequests
+    sorter: Sorter
     watchers: Watchers
     registry: SessionRegistry
     clock: Clock
@@ -94,6 +96,9 @@ class Exchange:
         raise UpstreamError(message, status=503, retry_after_seconds=5, was_sent=False)
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
+        visit = self.sorter.sorted(visit)
+        if facts.pins_messages and visit.call.endpoint.has_turns:
+            visit = replace(visit, call=visit.call.pinned())
         if visit.call.reach is Reach.PINNED:
             session = visit.vigil.session = self._session(visit.call, facts)
             if session is not None and self.pinned.moorings.is_adrift(session.key):

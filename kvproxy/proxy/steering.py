@@ -20,10 +20,9 @@ from kvproxy.errors import ReplyError
 from kvproxy.identifiers import SlotId
 from kvproxy.proxy.stays import new_stay
 from kvproxy.sessions.session import Session
-from kvproxy.slots.leases import Lease
+from kvproxy.slots.leases import Lease, LeaseDesk
 from kvproxy.slots.placement import place
 from kvproxy.slots.slot import Occupancy
-from kvproxy.slots.table import SlotTable
 from kvproxy.tasks import TaskSet
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import Completed, Unavailable
@@ -60,7 +59,7 @@ class Steering:
     """`is_exact`: the prompt is computed in the intended slot first, by a request that is pinned to it. Then
     no other slot can share more."""
 
-    table: SlotTable
+    desk: LeaseDesk
     preparer: Preparer
     shaper: Shaper
     client: LlamaServer
@@ -69,13 +68,13 @@ class Steering:
 
     async def aim(self, lease: Lease, session: Session) -> Aim | ReplyError:
         """`lease` is on all free slots, whose occupants are saved."""
-        own = self.table.slot_of(session.key)
+        own = self.desk.table.slot_of(session.key)
         if own is not None and own.id not in lease.slots:
             # It serves another request of the same conversation: this one runs beside, and owns nothing.
             return Aim(Preparation(Outcome.COLD, Reason.SESSION_BUSY))
         if own is None and not (self.is_exact or self.preparer.has_stored(session)):
             return Aim(self.preparer.leave_cold(lease, session), None, new_stay(session))
-        target = own.id if own is not None else self._room(lease)
+        target = own.id if own is not None else self._room(lease, session)
         if target is None or lease.is_void:
             return NOWHERE
         return await self._bring(lease.part(target), session)
@@ -84,17 +83,19 @@ class Steering:
         preparation = self.preparer.at_once(part, session) or await self.preparer.prepare(part, session)
         if isinstance(preparation, ReplyError) or part.is_void:
             return preparation if isinstance(preparation, ReplyError) else NOWHERE
-        view = self.table.view(part.slot)
+        view = self.desk.table.view(part.slot)
         computed = await self._compute(part, session) if self.is_exact else None
         is_there = view.occupant == session.key or computed is not None
         return Aim(
             preparation, part.slot if is_there else None, view.occupancy or new_stay(session), computed
         )
 
-    def _room(self, lease: Lease) -> SlotId | None:
+    def _room(self, lease: Lease, session: Session) -> SlotId | None:
         """The held slot that a conversation without one would get."""
-        held = [replace(view, is_leased=False) for view in self.table.views() if view.id in lease.slots]
-        placement = place(None, held)
+        mine = frozenset(lease.slots)
+        views = self.desk.table.views()
+        ours = [replace(view, is_leased=view.is_leased and view.id not in mine) for view in views]
+        placement = place(session.key, ours, self.desk.set_apart)
         return None if placement is None else placement.slot
 
     async def _compute(self, part: Lease, session: Session) -> Completed | None:
@@ -106,11 +107,11 @@ class Steering:
         done = await self.client.complete(part.slot, ids, n_predict=0, timeout=PREFILL_SECONDS)
         if not isinstance(done, Unavailable):
             return done
-        self.table.doubt(part.slot, part.epoch)
+        self.desk.table.doubt(part.slot, part.epoch)
         self.tasks.spawn(self._until_idle(part), name="see a prefill end")
         return None
 
     async def _until_idle(self, part: Lease) -> None:
         await self.shaper.until_idle(part.slot, part.epoch)
-        self.table.fate_known(part.slot, part.epoch)
+        self.desk.table.fate_known(part.slot, part.epoch)
         self.preparer.slots_changed()

@@ -163,14 +163,16 @@ class UnpinnedRequests:
         return response
 
     def _body(self, run: _Run) -> bytes:
-        """As it came; a body that could be pinned says that it is not."""
+        """As it came; one that would be pinned to a slot of the client's choice says that it is not. There
+        it could meet another request, or, of several prompts, itself."""
         call = run.visit.call
-        if run.session is None or call.endpoint.reach is not Reach.PINNED:
-            return call.body
-        body = splice(call.body, ANY_SLOT)
-        if body is None:
-            raise InvariantError("a body that cannot be spliced was to be a session's")
-        return body
+        if run.session is not None and call.endpoint.reach is Reach.PINNED:
+            body = splice(call.body, ANY_SLOT)
+            if body is None:
+                raise InvariantError("a body that cannot be spliced was to be a session's")
+            return body
+        unpinned = splice(call.body, ANY_SLOT, cache_prompt=False) if call.may_name_slot else None
+        return call.body if unpinned is None else unpinned
 
     # -- afterwards, in a task of the house ------------------------------------------------------------------
 

@@ -119,11 +119,16 @@ class UpstreamSettings(Section):
         "all", description="Slots to manage: all, or a list of ids."
     )
     auxiliary_slots: Literal["auto"] | SlotNumber = Field(
-        "auto", description="Slots kept for side calls such as titles."
+        "auto", description="Slots, the last ones, kept for side calls such as titles; auto keeps none."
     )
     connect_timeout_seconds: float = Field(
         5, gt=0, le=300, description="How long a connection to the server may take to open."
     )
+
+    @property
+    def set_apart(self) -> int:
+        """How many slots no conversation gets."""
+        return 0 if self.auxiliary_slots == "auto" else self.auxiliary_slots
 
 
 class SessionSettings(Section):
@@ -150,6 +155,21 @@ class SessionSettings(Section):
     )
     max_branches_per_session: int | None = Field(
         None, ge=1, le=1000, description="Branches kept of one session; null while a session has only one."
+    )
+
+
+class AuxiliarySettings(Section):
+    """How side calls (titles, tags, summaries, completions in an editor) are told from turns."""
+
+    recognise: bool = Field(
+        True, description="Tell side calls by headers, shape and wording; false: by X-KVProxy-Purpose alone."
+    )
+    headers: Listed[HeaderName] = Field(
+        ("x-task",), description="Headers that name a task where one is set, and are empty for a turn."
+    )
+    fingerprints: Folder | None = Field(
+        None,
+        description="A YAML file with more wordings of side calls, looked at before our own.",
     )
 
 
@@ -311,6 +331,9 @@ class Settings(Section):
         description="Manifests, lock and quarantine; null means ${XDG_STATE_HOME:-~/.local/state}/kvproxy."
     )
     sessions: SessionSettings = Field(SessionSettings(), description="How a conversation is recognised.")
+    auxiliary: AuxiliarySettings = Field(
+        AuxiliarySettings(), description="How side calls are told from turns."
+    )
     checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="When a conversation is saved.")
     restore: RestoreSettings = Field(RestoreSettings(), description="How a saved conversation comes back.")
     queue: QueueSettings = Field(QueueSettings(), description="Who waits for a slot, and how long.")

@@ -25,7 +25,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("upstreams.1", None, "more than one upstream is not built yet; keep one entry"),
     Unbuilt("upstreams.*.models", ("*",), 'routing by model is not built yet; leave it at ["*"]'),
     Unbuilt("upstreams.*.slots", "all", "managing some slots only is not built yet; leave it at all"),
-    Unbuilt("upstreams.*.auxiliary_slots", "auto", "choosing the number is not built yet; leave it at auto"),
     Unbuilt("sessions.body_fields", (), "ids in the body are not built yet; leave it at []"),
     Unbuilt("sessions.implicit", False, "sessions without an id are not built yet; leave it at false"),
     Unbuilt("sessions.max_branches_per_session", None, "branches are not built yet; leave it at null"),

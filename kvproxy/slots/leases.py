@@ -90,7 +90,8 @@ class LeaseDesk:
 
     `max_waiting` bounds the line (0: at once or not at all), `max_wait_seconds` the wait in it. `on_change`
     is called when slots came free or began to serve, after the line was served: what is free then, nobody
-    wants. `on_unseen` is called when the line waits for requests to be seen running.
+    wants. `on_unseen` is called when the line waits for requests to be seen running. `set_apart` is how many
+    slots, the last ones, are kept for requests that own nothing.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class LeaseDesk:
         max_wait_seconds: float,
         on_change: Callable[[], None],
         on_unseen: Callable[[], None] = lambda: None,
+        set_apart: int = 0,
     ) -> None:
         self.table = table
+        self.set_apart = set_apart
         self._clock = clock
         self._max_waiting = max_waiting
         self._max_wait_seconds = max_wait_seconds
@@ -364,7 +367,7 @@ class LeaseDesk:
             self._on_unseen()
 
     def _grant(self, waiter: _Waiter) -> bool:
-        choice = choose(waiter.want, self.table.views())
+        choice = choose(waiter.want, self.table.views(), self.set_apart)
         if choice is None:
             return False
         slots, is_fork = choice

@@ -26,10 +26,10 @@ class Want:
     session: SessionKey | None = None
 
 
-def choose(want: Want, views: Sequence[SlotView]) -> tuple[tuple[SlotId, ...], bool] | None:
-    """The slots for `want`, and whether it is a fork; None to wait."""
+def choose(want: Want, views: Sequence[SlotView], apart: int = 0) -> tuple[tuple[SlotId, ...], bool] | None:
+    """The slots for `want`, and whether it is a fork; None to wait. `apart` as for `place`."""
     if want.purpose is Purpose.PINNED:
-        placement = place(want.session, views)
+        placement = place(want.session, views, apart)
         return None if placement is None else ((placement.slot,), placement.is_fork)
     free = tuple(view.id for view in views if view.is_free)
     is_floating = want.purpose is Purpose.FLOATING

@@ -161,6 +161,15 @@ class VolatileSlotsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class AuxiliarySeen:
+    """A request was taken for a side call. `mark` is what told: a header, a shape, or whose wording it is."""
+
+    server: ServerName
+    endpoint: str
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestHeld:
     """A stream was begun by us, because its request had been held for long."""
 
@@ -237,6 +246,7 @@ Event = (
     | PersistenceTripped
     | PersistenceRecovered
     | VolatileSlotsSeen
+    | AuxiliarySeen
     | RequestHeld
     | RequestDone
     | RequestFailed

@@ -183,6 +183,11 @@ def _request_done(event: e.RequestDone) -> Line:
     return Line(INFO, "kv.request.done", fields)
 
 
+def _auxiliary_seen(event: e.AuxiliarySeen) -> Line:
+    fields = {"server": event.server, "endpoint": event.endpoint, "mark": event.mark}
+    return Line(DEBUG, "kv.request.auxiliary", fields)
+
+
 def _request_held(event: e.RequestHeld) -> Line:
     fields = {
         "session": event.session,
@@ -246,6 +251,7 @@ _LINES: Final[Mapping[type, Callable[[Any], Line]]] = {
     e.SnapshotsChanged: _snapshots,
     e.PersistenceTripped: _tripped,
     e.PersistenceRecovered: _recovered,
+    e.AuxiliarySeen: _auxiliary_seen,
     e.RequestHeld: _request_held,
     e.RequestDone: _request_done,
     e.RequestFailed: _request_failed,

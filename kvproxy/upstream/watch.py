@@ -84,6 +84,8 @@ class WatchParts:
     """Called at the first look at the slots since kvproxy started."""
     clears_idle_slots: Callable[[Sequence[SlotInfo]], Awaitable[bool | None]] = _not_known
     """Tries out, while nothing is granted, whether a request in one slot empties another."""
+    honours_messages_pin: Callable[[Sequence[SlotInfo]], Awaitable[bool | None]] = _not_known
+    """Tries out likewise whether `/v1/messages` runs in the slot that it names."""
 
 
 class Watch:
@@ -246,13 +248,14 @@ class Watch:
         self._p.desk.epoch_began()
         self._p.process_changed()
         met = await self._p.introduction.meet(props, self._p.standing.facts)
-        is_volatile = (has_slept and known.is_volatile) or await self._clears_idle_slots(met)
+        is_volatile = (has_slept and known.is_volatile) or await self._tries(self._p.clears_idle_slots, met)
+        pins_messages = not is_volatile and await self._tries(self._p.honours_messages_pin, met)
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False
         self._is_suspect = self._is_changed = False
         if self._p.standing.obstacle:
             met = replace(met, persistence=Persistence(PersistenceMode.OFF, self._p.standing.obstacle))
-        self._p.standing.facts = _facts(props, met)
+        self._p.standing.facts = replace(_facts(props, met), pins_messages=pins_messages)
         self._lives += 1
         mode, is_restart = met.persistence.mode, self._lives > 1
         self._p.emit(ServerReady(self._p.server, epoch, props.total_slots, props.build, mode, is_restart))
@@ -266,11 +269,14 @@ class Watch:
             self._p.look()
         return True
 
-    async def _clears_idle_slots(self, met: Acquaintance) -> bool:
+    async def _tries(
+        self, trial: Callable[[Sequence[SlotInfo]], Awaitable[bool | None]], met: Acquaintance
+    ) -> bool:
+        """Whether `trial` proved its point, made where nobody else can be in its way."""
         is_quiet = met.leftover is None and not self._p.desk.has_strays
-        if isinstance(met.slots, Unavailable) or not met.persistence.is_on or not is_quiet:
-            return False
-        return bool(await self._p.clears_idle_slots(met.slots))
+        if isinstance(met.slots, Unavailable) or not is_quiet or not met.persistence.is_on:
+            return False  # nor can slots be emptied again where there are no slot actions
+        return bool(await trial(met.slots))
 
     def _settle(self, leftover: Leftover, epoch: Epoch) -> None:
         """Grant the slot of a canary that did not end in time once nothing of it can come any more."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from kvproxy.telemetry.events import RequestDone
 from tests.support.proxy import House, house
 from tests.support.talk import FILLER, Answer, Talk
@@ -251,9 +249,8 @@ async def test_exact_steering_leaves_the_server_no_choice(tmp_path: Path) -> Non
         assert (went.done.reused_tokens or 0) > (went.done.computed_tokens or 0) > 1
 
 
-@pytest.mark.parametrize("volatile", [True])
-async def test_a_server_that_clears_idle_slots_keeps_it_too(tmp_path: Path, volatile: bool) -> None:
-    async with house(tmp_path, slots=2, volatile=volatile) as here:
+async def test_a_server_that_clears_idle_slots_keeps_it_too(tmp_path: Path) -> None:
+    async with house(tmp_path, slots=2, volatile=True) as here:
         letters, other = Letters("alpha"), Talk("beta")
         for round_ in range(3):
             went = await turn(here, letters)
@@ -261,3 +258,24 @@ async def test_a_server_that_clears_idle_slots_keeps_it_too(tmp_path: Path, vola
                 assert went.told == ("restored", None)
                 assert went.reuses
             await here.proxy.turn(other)
+
+
+async def test_a_server_that_was_seen_to_obey_is_pinned(tmp_path: Path) -> None:
+    async with house(tmp_path, slots=2, messages_pin=True) as here:
+        letters = Letters("alpha")
+        for expected in ("cold", "resident"):
+            here.forget_calls()
+            went = await turn(here, letters)
+            assert went.told[0] == expected
+            (asked,) = [call for call in here.fake.calls if call.path == PATH]
+            assert json.loads(asked.body)["id_slot"] == int(went.answer.slot or -1)
+        assert went.reuses
+
+
+async def test_a_server_that_was_not_gets_the_body_as_it_came(tmp_path: Path) -> None:
+    async with house(tmp_path, slots=2) as here:
+        letters = Letters("alpha")
+        sent = letters.body()
+        await turn(here, letters)
+        (asked,) = [call for call in here.fake.calls if call.path == PATH]
+        assert json.loads(asked.body) == sent

@@ -18,6 +18,7 @@ from kvproxy.proxy.server import create_runner
 from kvproxy.settings.model import Settings
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import Event, RequestDone, TaskDied
+from kvproxy.upstream.messages_pin import QUESTION
 from kvproxy.upstream.volatility import PROBES
 from kvproxy.wiring import Runtime
 from tests.fakes.app import Call
@@ -241,11 +242,12 @@ class House:
 
 
 def without_trials(calls: Sequence[Call]) -> list[Call]:
-    """`calls` less those by which the proxy tries out, as a life begins, whether idle slots are cleared: two
-    short prompts, and an erase of each."""
+    """`calls` less those by which the proxy tries out, as a life begins, whether idle slots are cleared and
+    `/v1/messages` can be pinned: short prompts, and an erase for each slot they ran in."""
     rest, erases = [], 0
     for call in calls:
         is_trial = call.path == "/completion" and _prompt(call.body) in PROBES
+        is_trial = is_trial or (call.path == "/v1/messages" and QUESTION.encode() in call.body)
         erases += is_trial
         if call.action == "erase" and erases:
             erases -= 1

@@ -87,7 +87,12 @@ class Room:
         self.client = Computes(answer or Completed(5, 0))
         self.spawned: list[str] = []
         self.steering = Steering(
-            self.table, cast(Any, self.preparer), cast(Any, None), cast(Any, self.client), self, is_exact
+            self.desk,
+            cast(Any, self.preparer),
+            cast(Any, None),
+            cast(Any, self.client),
+            cast(Any, self),
+            is_exact,
         )
         self.session = Session(A, "digest", "model", 0.0, Revision(3), asked=HELLO)
 

@@ -23,7 +23,6 @@ def test_the_defaults_are_in_force() -> None:
         ("upstreams.1", {"upstreams": [{}, {"name": "b"}]}),
         ("upstreams.0.models", {"upstreams": [{"models": ["qwen"]}]}),
         ("upstreams.0.slots", {"upstreams": [{"slots": [0, 1]}]}),
-        ("upstreams.0.auxiliary_slots", {"upstreams": [{"auxiliary_slots": 0}]}),
         ("sessions.body_fields", {"sessions": {"body_fields": ["session_id"]}}),
         ("sessions.implicit", {"sessions": {"implicit": True}}),
         ("sessions.max_branches_per_session", {"sessions": {"max_branches_per_session": 16}}),

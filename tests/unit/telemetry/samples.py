@@ -71,6 +71,7 @@ def every() -> tuple[e.Event, ...]:
         e.SnapshotsChanged(13, 1, 2_384_203_912),
         e.PersistenceTripped(MAIN, 3, 60.0, "save refused"),
         e.PersistenceRecovered(MAIN),
+        e.AuxiliarySeen(MAIN, "chat/completions", "OpenCode, Kilo (title)"),
         e.RequestHeld(MAIN, "chat/completions", SESSION, 10.0),
         request(),
         request(told=False),
