@@ -9,8 +9,15 @@ from urllib.parse import urlsplit
 
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.clock import Clock
-from kvproxy.identifiers import SnapshotName
-from kvproxy.settings.model import CheckpointSettings
+from kvproxy.identifiers import ServerName, SnapshotName
+from kvproxy.proxy.call import Terms
+from kvproxy.proxy.recogniser import Recogniser
+from kvproxy.sessions.branches import Branches
+from kvproxy.sessions.identity import Sources
+from kvproxy.sessions.memory import BranchMemory
+from kvproxy.sessions.registry import SessionRegistry
+from kvproxy.settings.model import CheckpointSettings, SessionSettings, Settings
+from kvproxy.telemetry.events import Emit
 from kvproxy.upstream.sentinel import Sentinel
 from kvproxy.upstream.watch import Watch
 
@@ -46,3 +53,27 @@ def sentinel_of(url: str, api_key: str | None, watch: Watch, clock: Clock) -> Se
 def policy_of(settings: CheckpointSettings) -> CheckpointPolicy:
     """From the settings of the same names."""
     return CheckpointPolicy(**settings.model_dump(include={one.name for one in fields(CheckpointPolicy)}))
+
+
+def recogniser_of(
+    settings: SessionSettings,
+    server: ServerName,
+    registry: SessionRegistry,
+    branches: Branches,
+    memory: BranchMemory,
+    emit: Emit,
+) -> Recogniser:
+    """The secret is asked for late: it is read when kvproxy starts."""
+    bound = settings.max_branches_per_session
+    return Recogniser(server, registry, branches, emit, max_branches=bound, secret=lambda: memory.secret)
+
+
+def terms_of(settings: Settings) -> Terms:
+    """How requests are taken in."""
+    sessions = settings.sessions
+    return Terms(
+        Sources(sessions.headers, sessions.body_fields),
+        sessions.implicit,
+        bool(settings.security.api_keys),
+        settings.server.max_body_bytes,
+    )

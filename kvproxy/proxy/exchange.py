@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.clock import Clock
 from kvproxy.dialects.endpoints import Reach
@@ -25,12 +24,10 @@ from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
 from kvproxy.proxy.holding import Holder, require_slots
 from kvproxy.proxy.pinned import PinnedRequests
+from kvproxy.proxy.recogniser import Recogniser
 from kvproxy.proxy.sending import Sender
 from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.proxy.visit import Visit
-from kvproxy.sessions.key import derive_key
-from kvproxy.sessions.registry import SessionRegistry
-from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import Emit
 from kvproxy.upstream.facts import Facts, ServerState
 
@@ -47,7 +44,7 @@ class Exchange:
     sender: Sender
     pinned: PinnedRequests
     unpinned: UnpinnedRequests
-    registry: SessionRegistry
+    recogniser: Recogniser
     clock: Clock
     emit: Emit
     is_ending: Callable[[], bool]
@@ -88,10 +85,10 @@ class Exchange:
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
         if visit.call.reach is Reach.PINNED:
-            session = self._session(visit.call, facts)
-            if session is not None and self.pinned.moorings.is_adrift(session.key):
-                return await self.unpinned.serve_adrift(visit, session)
-            return await self.pinned.serve(visit, session)
+            owner = self.recogniser.owner_of(visit.call, facts.model)
+            if owner is not None and self.pinned.moorings.is_adrift(owner.session.key):
+                return await self.unpinned.serve_adrift(visit, owner)
+            return await self.pinned.serve(visit, owner)
         return await self.unpinned.serve(visit)
 
     async def _stray(self, visit: Visit, facts: Facts) -> web.StreamResponse:
@@ -108,13 +105,3 @@ class Exchange:
             desk.stray_ended()
         visit.account.done(response)
         return response
-
-    def _session(self, call: Call, facts: Facts) -> Session | None:
-        if not call.is_owner or call.client is None:
-            return None
-        key = derive_key(self.server, "", facts.model, call.client)
-        session = self.registry.touch(key, call.client.digest, facts.model)
-        session.may_persist = session.may_persist and call.may_persist
-        session.opening = call.opening
-        session.asked = None if call.document is None else Asked(call.endpoint.label, call.document)
-        return session

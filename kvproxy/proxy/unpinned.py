@@ -17,6 +17,7 @@ from kvproxy.dialects.endpoints import Reach
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import SlotId
 from kvproxy.proxy.holding import Holder
+from kvproxy.proxy.recogniser import Owner, Recogniser
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
@@ -40,6 +41,7 @@ class UnpinnedRequests:
     probe: Probe
     table: SlotTable
     moorings: Moorings
+    recogniser: Recogniser
     clock: Clock
 
     async def serve(self, visit: Visit) -> RelayedResponse | None:
@@ -49,15 +51,17 @@ class UnpinnedRequests:
         lease = await self.holder.acquire(Want(purpose), visit.account)
         return None if lease is None else await self._launch(visit, lease, None)
 
-    async def serve_adrift(self, visit: Visit, session: Session) -> RelayedResponse | None:
+    async def serve_adrift(self, visit: Visit, owner: Owner) -> RelayedResponse | None:
         """The answer to a request of a session whose newest work only the server can find; None if it has to
         begin again."""
+        session = owner.session
         lease = await self.holder.acquire(Want(Purpose.FLOATING, session.key), visit.account)
         if lease is None:
             return None
         if not self.moorings.is_adrift(session.key):  # another request of it was quicker
             self.holder.release(lease)
             return None
+        self.recogniser.runs_at_home(owner)
         return await self._launch(visit, lease, session)
 
     async def _launch(self, visit: Visit, lease: Lease, session: Session | None) -> RelayedResponse | None:
