@@ -12,9 +12,15 @@ from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.clock import Clock
 from kvproxy.dialects.patience import Patience
 from kvproxy.identifiers import ServerName, SnapshotName
+from kvproxy.proxy.call import Terms
+from kvproxy.proxy.recogniser import Recogniser
 from kvproxy.proxy.sending import Sender, WriteStall
 from kvproxy.proxy.vigil import Watchers
-from kvproxy.settings.model import CheckpointSettings, ServerSettings, Settings
+from kvproxy.sessions.branches import Branches
+from kvproxy.sessions.identity import Sources
+from kvproxy.sessions.memory import BranchMemory
+from kvproxy.sessions.registry import SessionRegistry
+from kvproxy.settings.model import CheckpointSettings, ServerSettings, SessionSettings, Settings
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.tasks import TaskSet
@@ -72,3 +78,27 @@ def sender_of(
 def watchers_of(settings: Settings, server: ServerName, tasks: TaskSet, emit: Emit) -> Watchers:
     patience = Patience(settings.keep_alive.after_seconds, settings.keep_alive.every_seconds)
     return Watchers(server, patience, tasks, emit, settings.server.response_headers)
+
+
+def recogniser_of(
+    settings: SessionSettings,
+    server: ServerName,
+    registry: SessionRegistry,
+    branches: Branches,
+    memory: BranchMemory,
+    emit: Emit,
+) -> Recogniser:
+    """The secret is asked for late: it is read when kvproxy starts."""
+    bound = settings.max_branches_per_session
+    return Recogniser(server, registry, branches, emit, max_branches=bound, secret=lambda: memory.secret)
+
+
+def terms_of(settings: Settings) -> Terms:
+    """How requests are taken in."""
+    sessions = settings.sessions
+    return Terms(
+        Sources(sessions.headers, sessions.body_fields),
+        sessions.implicit,
+        bool(settings.security.api_keys),
+        settings.server.max_body_bytes,
+    )

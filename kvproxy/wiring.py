@@ -7,7 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvproxy.admin.app import AdminFace, AdminParts
-from kvproxy.assembly import Scratch, files_of, policy_of, sender_of, sentinel_of, watchers_of
+from kvproxy.assembly import (
+    Scratch,
+    files_of,
+    policy_of,
+    recogniser_of,
+    sender_of,
+    sentinel_of,
+    terms_of,
+    watchers_of,
+)
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.checkpointer import Checkpointer
@@ -29,6 +38,8 @@ from kvproxy.proxy.pinned import PinnedRequests
 from kvproxy.proxy.sorter import Sorter
 from kvproxy.proxy.steering import Steering
 from kvproxy.proxy.unpinned import UnpinnedRequests
+from kvproxy.sessions.branches import Branches
+from kvproxy.sessions.memory import BranchMemory
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import Settings
 from kvproxy.slots.leases import LeaseDesk
@@ -82,14 +93,8 @@ class Runtime:
         means that nothing is saved; an absent server is no error."""
         await self.sorter.load()
         await self._open_state()
-        for manifest in self.store.all():
-            self.registry.adopt(
-                manifest.key,
-                manifest.client_digest,
-                manifest.model,
-                manifest.last_used_at,
-                manifest.current.revision,
-            )
+        for one in self.store.all():
+            self.registry.adopt(one.key, one.client_digest, one.model, one.last_used_at, one.current.revision)
         if (reason := await self.files.check_usable()) is not None:
             self.bus.emit(Warned(f"snapshot_dir cannot be used: {reason}", ErrorCode.METADATA_IO))
         await self.living.load()
@@ -109,7 +114,12 @@ class Runtime:
             self.standing.obstacle = str(error)
             self.bus.emit(Warned(f"nothing is saved or restored: {error}", ErrorCode.METADATA_IO))
             return
-        if (complaint := await self.canaries.load()) is not None:
+        for complaint in (await self.canaries.load(), await self.memory.load()):
+            self._warn(complaint)
+        self.tasks.spawn(self.memory.run(self._warn), name="memory of conversations")
+
+    def _warn(self, complaint: str | None) -> None:
+        if complaint is not None:
             self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
 
     async def drain(self, budget_seconds: float) -> Flushed:
@@ -143,6 +153,7 @@ class Runtime:
         self.sentinel.close()
         await self.tasks.cancel()
         await self.living.write()
+        self._warn(await self.memory.write())
         await self.client.close()
         await self.transport.close()
         await self.store.close()
@@ -172,7 +183,9 @@ class Runtime:
         self.transport = Transport(upstream.url, connect_timeout=upstream.connect_timeout_seconds)
         self.standing = Standing()
         self.table = SlotTable(self.clock)
-        self.registry = SessionRegistry(self.clock)
+        self.branches = Branches()
+        self.memory = BranchMemory(Path(settings.state_dir), self.branches)
+        self.registry = SessionRegistry(self.clock, on_forget=self.branches.forget)
         self.desk = LeaseDesk(
             self.table,
             self.clock,
@@ -309,7 +322,10 @@ class Runtime:
         settings = self.settings
         holder = Holder(self.server, self.desk, self.watch, self.tasks, self.bus.emit)
         sender = sender_of(settings.server, self.upstream.api_key, self.transport, self.watch, self.desk)
-        self.sorter = Sorter(self.server, settings.auxiliary, self.bus.emit)
+        recogniser = recogniser_of(
+            settings.sessions, self.server, self.registry, self.branches, self.memory, self.bus.emit
+        )
+        self.sorter = Sorter(self.server, settings.auxiliary, self.bus.emit, recogniser.knows)
         moorings = Moorings(self.table, self.checkpointer, self.policy)
         pinned = PinnedRequests(
             self.table,
@@ -322,23 +338,14 @@ class Runtime:
             moorings,
             self.probe,
             self.volatility,
+            recogniser,
             self.policy,
             self.clock,
         )
         is_exact = settings.sessions.exact_messages
         unpinned = UnpinnedRequests(
-            holder,
-            sender,
-            self.preparer,
-            self.restorer.proofs,
-            self.checkpointer,
-            self.shaper,
-            Steering(self.desk, self.preparer, self.shaper, self.client, self.tasks, is_exact),
-            self.probe,
-            self.table,
-            moorings,
-            self.policy,
-            self.clock,
+            pinned,
+            Steering(self.desk, self.preparer, self.shaper, recogniser, self.client, self.tasks, is_exact),
         )
         self.exchange = Exchange(
             self.server,
@@ -348,7 +355,7 @@ class Runtime:
             unpinned,
             self.sorter,
             watchers_of(settings, self.server, self.tasks, self.bus.emit),
-            self.registry,
+            recogniser,
             self.clock,
             self.bus.emit,
             is_ending=lambda: self.is_ending,
@@ -386,8 +393,7 @@ class Runtime:
                 settings.security.allowed_hosts,
                 settings.security.allow_management,
                 self.upstream.api_key is not None or bool(settings.security.api_keys),
-                settings.sessions.headers,
-                settings.server.max_body_bytes,
+                terms_of(settings),
                 is_draining=lambda: self.is_draining,
                 needs_documents=lambda: is_exact or self.shaper.is_needed,
             )

@@ -41,7 +41,8 @@ Document = Mapping[str, Any]
 class Reading:
     """`label` is the endpoint's, `max_tokens` the client's bound on the answer, None if it set none.
 
-    `roles` and `digests` go together, one pair per entry; the first `head` of them are the head.
+    `roles`, `digests` and `sizes` (in bytes, about) go together, one of each per entry; the first `head` of
+    them are the head.
     """
 
     label: str
@@ -51,6 +52,7 @@ class Reading:
     max_tokens: int | None
     roles: tuple[str, ...] = ()
     digests: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
     head: int = 0
     prompt: bytes | None = field(default=None, repr=False)
     """A raw prompt."""
@@ -115,6 +117,7 @@ def read(label: str, document: Document) -> Reading:
         _limit(document, shape),
         tuple(reading.roles),
         tuple(reading.digests),
+        tuple(reading.sizes),
         reading.head,
         prompt,
         document,
@@ -125,10 +128,12 @@ class _Entries:
     def __init__(self) -> None:
         self.roles: list[str] = []
         self.digests: list[bytes] = []
+        self.sizes: list[int] = []
         self.head = 0
 
     def add(self, role: str, data: bytes) -> None:
         self.roles.append(role)
+        self.sizes.append(len(data))
         # Faster than its rivals where the processor helps, which by now is nearly everywhere. Unkeyed, since
         # it never leaves the process: what is kept is chained under the installation's secret.
         self.digests.append(

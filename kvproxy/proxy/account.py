@@ -25,7 +25,7 @@ class Account:
     def __init__(self, server: ServerName, call: Call, clock: Clock, emit: Emit, began: float) -> None:
         self._server = server
         self._label = call.endpoint.label
-        self._is_nobodys = call.client is None
+        self._is_nobodys = call.is_anonymous
         self._clock = clock
         self._emit = emit
         self._began = began

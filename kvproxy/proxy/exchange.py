@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.clock import Clock
 from kvproxy.dialects.endpoints import Reach
@@ -25,14 +24,12 @@ from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
 from kvproxy.proxy.holding import Holder, require_slots
 from kvproxy.proxy.pinned import PinnedRequests
+from kvproxy.proxy.recogniser import Owner, Recogniser
 from kvproxy.proxy.sending import Sender
 from kvproxy.proxy.sorter import Sorter
 from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.proxy.vigil import Vigil, Watchers
 from kvproxy.proxy.visit import Visit
-from kvproxy.sessions.key import derive_key
-from kvproxy.sessions.registry import SessionRegistry
-from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import Emit
 from kvproxy.upstream.facts import Facts, ServerState
 
@@ -51,7 +48,7 @@ class Exchange:
     unpinned: UnpinnedRequests
     sorter: Sorter
     watchers: Watchers
-    registry: SessionRegistry
+    recogniser: Recogniser
     clock: Clock
     emit: Emit
     is_ending: Callable[[], bool]
@@ -96,19 +93,24 @@ class Exchange:
         raise UpstreamError(message, status=503, retry_after_seconds=5, was_sent=False)
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
-        visit = self.sorter.sorted(visit)
+        visit = self.sorter.sorted(visit, facts.model)
         if facts.pins_messages and visit.call.endpoint.has_turns:
             visit = replace(visit, call=visit.call.pinned())
         if visit.call.reach is Reach.PINNED:
-            session = visit.vigil.session = self._session(visit.call, facts)
-            if session is not None and self.pinned.moorings.is_adrift(session.key):
-                return await self.unpinned.serve_adrift(visit, session)
-            return await self.pinned.serve(visit, session)
+            owner = self._owner(visit, facts)
+            if owner is not None and self.pinned.moorings.is_adrift(owner.session.key):
+                return await self.unpinned.serve_adrift(visit, owner)
+            return await self.pinned.serve(visit, owner)
         if visit.call.reach is Reach.FLOATING and visit.call.endpoint.has_turns:
-            session = visit.vigil.session = self._session(visit.call, facts)
-            if session is not None:
-                return await self.unpinned.serve_steered(visit, session)
+            owner = self._owner(visit, facts)
+            if owner is not None:
+                return await self.unpinned.serve_steered(visit, owner)
         return await self.unpinned.serve(visit)
+
+    def _owner(self, visit: Visit, facts: Facts) -> Owner | None:
+        owner = self.recogniser.owner_of(visit.call, facts.model)
+        visit.vigil.session = None if owner is None else owner.session
+        return owner
 
     async def _stray(self, visit: Visit, facts: Facts) -> web.StreamResponse:
         """To a server whose slots we do not choose, or that is not ready and will say so itself."""
@@ -125,13 +127,3 @@ class Exchange:
             desk.stray_ended()
         visit.account.done(response)
         return response
-
-    def _session(self, call: Call, facts: Facts) -> Session | None:
-        if not call.is_owner or call.client is None:
-            return None
-        key = derive_key(self.server, "", facts.model, call.client)
-        session = self.registry.touch(key, call.client.digest, facts.model)
-        session.may_persist = session.may_persist and call.may_persist
-        session.opening = call.opening
-        session.asked = None if call.document is None else Asked(call.endpoint.label, call.document)
-        return session

@@ -16,6 +16,7 @@ from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.lessons import learn
+from kvproxy.proxy.recogniser import Owner, Recogniser
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
@@ -37,7 +38,8 @@ LAUNCH_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A request about to be sent. `before` is the slot's occupancy as prepared, `stay` the one to be."""
+    """A request about to be sent. `session` is whose it is, None if it owns nothing; `before` is the slot's
+    occupancy as prepared, `stay` the one to be."""
 
     visit: Visit
     lease: Lease
@@ -58,19 +60,22 @@ class PinnedRequests:
     moorings: Moorings
     probe: Probe
     volatility: Volatility
+    recogniser: Recogniser
     policy: CheckpointPolicy
     clock: Clock
 
-    async def serve(self, visit: Visit, session: Session | None) -> RelayedResponse | None:
+    async def serve(self, visit: Visit, owner: Owner | None) -> RelayedResponse | None:
         """The answer; None if it has to begin again: the server became another one before the request was
         sent, or its conversation is not to be pinned any more."""
-        want = Want(Purpose.PINNED, session.key if session else None)
+        named = owner.session if owner else None
+        want = Want(Purpose.PINNED, named.key if named else None)
         lease = await self.holder.acquire(want, visit)
         if lease is None:
             return None
-        if session is not None and self.moorings.is_adrift(session.key):
+        if named is not None and self.moorings.is_adrift(named.key):
             self.holder.release(lease)
             return None
+        session = self._settled(owner, lease)
         preparation: Preparation | ReplyError | None = None
         if not self.moorings.loose:
             preparation = self.preparer.at_once(lease, session)
@@ -85,9 +90,21 @@ class PinnedRequests:
             return None
         before = self.table.view(lease.slot).occupancy
         visit.account.prepared(
-            visit.shown(preparation), session, lease.slot, before.tokens if before else None
+            visit.shown(preparation), session or named, lease.slot, before.tokens if before else None
         )
-        return await self._run(_Run(visit, lease, session, before, before or _new_stay(session, lease)))
+        stay = before
+        if before is None and session is not None:
+            stay = new_stay(session)
+        return await self._run(_Run(visit, lease, session, before, stay))
+
+    def _settled(self, owner: Owner | None, lease: Lease) -> Session | None:
+        """Whose the request is where it runs; None if it owns nothing there."""
+        if owner is None:
+            return None
+        if lease.is_fork:
+            return self.recogniser.runs_elsewhere(owner)
+        self.recogniser.runs_at_home(owner)
+        return owner.session
 
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         await self.moorings.moor_loose(lease.epoch)
@@ -178,7 +195,7 @@ class PinnedRequests:
     def _end(self, run: _Run, after: Trigger | None) -> None:
         if not run.lease.is_void:
             view = self.table.view(run.lease.slot)
-            if run.session is not None and not run.lease.is_fork:
+            if run.session is not None:
                 remember(run.session, view.occupancy)
             if self.moorings.are_needed and view.state is SlotState.RESIDENT and view.occupancy is not None:
                 self.holder.tasks.spawn(self._moor(run.lease, view.occupancy), name="moor a session")
@@ -204,7 +221,3 @@ class PinnedRequests:
             await self.checkpointer.save(lease.slot, lease.epoch, trigger)
         finally:
             self.holder.release(lease)
-
-
-def _new_stay(session: Session | None, lease: Lease) -> Occupancy | None:
-    return None if session is None or lease.is_fork else new_stay(session)

@@ -29,16 +29,12 @@ class Rules(Protocol):
     def fingerprints(self) -> Path | None: ...
 
 
-def _unknown(call: Call) -> bool:
-    return False
-
-
 class Sorter:
     """Of one server. `continues` tells whether a request carries a known conversation on. Wordings are known
     once they were loaded."""
 
     def __init__(
-        self, server: ServerName, rules: Rules, emit: Emit, continues: Callable[[Call], bool] = _unknown
+        self, server: ServerName, rules: Rules, emit: Emit, continues: Callable[[Call, str], bool]
     ) -> None:
         self._server = server
         self._rules = rules
@@ -54,13 +50,16 @@ class Sorter:
     def _with(self, library: Library) -> Sorting:
         return Sorting(self._rules.recognise, self._rules.headers, library)
 
-    def sorted(self, visit: Visit) -> Visit:
-        """`visit`, as that of a side call if it is one."""
+    def sorted(self, visit: Visit, model: str) -> Visit:
+        """`visit`, as that of a side call if it is one. `model` is the server's."""
         call = visit.call
         if call.is_auxiliary or call.is_bypass:
             return visit
         mark = self._sorting.why_auxiliary(
-            visit.request.headers, call.reading, self._habits.of(call.client), lambda: self._continues(call)
+            visit.request.headers,
+            call.reading,
+            self._habits.of(call.client),
+            lambda: self._continues(call, model),
         )
         if mark is None:
             self._habits.turn(call.client, call.reading)

@@ -18,6 +18,7 @@ from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.errors import ReplyError
 from kvproxy.identifiers import SlotId
+from kvproxy.proxy.recogniser import Owner, Recogniser
 from kvproxy.proxy.stays import new_stay
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, LeaseDesk
@@ -35,11 +36,12 @@ PREFILL_SECONDS = 3600.0
 class Aim:
     """Where an unpinned request is meant to run, and whose it is.
 
-    `slot` is the one it should be found in, None if that is the server's to say. `stay` is the
-    conversation's that goes on or begins there; None where what it computes is nobody's.
+    `slot` is the one it should be found in, None if that is the server's to say. `stay` is that of `session`,
+    which goes on or begins there; both are None where what it computes is nobody's.
     """
 
     preparation: Preparation
+    session: Session | None = None
     slot: SlotId | None = None
     stay: Occupancy | None = None
     computed: Completed | None = None
@@ -62,22 +64,31 @@ class Steering:
     desk: LeaseDesk
     preparer: Preparer
     shaper: Shaper
+    recogniser: Recogniser
     client: LlamaServer
     tasks: TaskSet
     is_exact: bool
 
-    async def aim(self, lease: Lease, session: Session) -> Aim | ReplyError:
+    async def aim(self, lease: Lease, owner: Owner) -> Aim | ReplyError:
         """`lease` is on all free slots, whose occupants are saved."""
+        session = owner.session
         own = self.desk.table.slot_of(session.key)
         if own is not None and own.id not in lease.slots:
-            # It serves another request of the same conversation: this one runs beside, and owns nothing.
-            return Aim(Preparation(Outcome.COLD, Reason.SESSION_BUSY))
+            return self._beside(owner)
+        self.recogniser.runs_at_home(owner)
         if own is None and not (self.is_exact or self.preparer.has_stored(session)):
-            return Aim(self.preparer.leave_cold(lease, session), None, new_stay(session))
+            return Aim(self.preparer.leave_cold(lease, session), session, stay=new_stay(session))
         target = own.id if own is not None else self._room(lease, session)
         if target is None or lease.is_void:
             return NOWHERE
         return await self._bring(lease.part(target), session)
+
+    def _beside(self, owner: Owner) -> Aim:
+        """The conversation's slot serves another request of it: this one begins a branch of its own, if it
+        says enough to be known again."""
+        branch = self.recogniser.runs_elsewhere(owner)
+        stay = None if branch is None else new_stay(branch)
+        return Aim(Preparation(Outcome.COLD, Reason.SESSION_BUSY), branch, stay=stay)
 
     async def _bring(self, part: Lease, session: Session) -> Aim | ReplyError:
         preparation = self.preparer.at_once(part, session) or await self.preparer.prepare(part, session)
@@ -86,9 +97,8 @@ class Steering:
         view = self.desk.table.view(part.slot)
         computed = await self._compute(part, session) if self.is_exact else None
         is_there = view.occupant == session.key or computed is not None
-        return Aim(
-            preparation, part.slot if is_there else None, view.occupancy or new_stay(session), computed
-        )
+        slot = part.slot if is_there else None
+        return Aim(preparation, session, slot, view.occupancy or new_stay(session), computed)
 
     def _room(self, lease: Lease, session: Session) -> SlotId | None:
         """The held slot that a conversation without one would get."""

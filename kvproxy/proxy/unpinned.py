@@ -10,30 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvproxy.checkpoint.checkpointer import Checkpointer
-from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
-from kvproxy.checkpoint.policy import CheckpointPolicy, after_request
-from kvproxy.checkpoint.preparer import Preparer
-from kvproxy.checkpoint.proofs import Proofs
-from kvproxy.checkpoint.shaper import Shaper
-from kvproxy.clock import Clock
+from kvproxy.checkpoint.policy import after_request
 from kvproxy.dialects.endpoints import Reach
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import SlotId
-from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.lessons import learn
+from kvproxy.proxy.pinned import PinnedRequests
+from kvproxy.proxy.recogniser import Owner
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
-from kvproxy.proxy.sending import Sender
 from kvproxy.proxy.stays import new_stay, remember, stay_after
 from kvproxy.proxy.steering import NOWHERE, Aim, Steering
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
 from kvproxy.slots.slot import Occupancy
-from kvproxy.slots.table import SlotTable
-from kvproxy.upstream.probe import Flight, Probe
+from kvproxy.upstream.probe import Flight
 
 ANY_SLOT = SlotId(-1)
 """What `id_slot` says where the server is to choose."""
@@ -41,97 +34,95 @@ ANY_SLOT = SlotId(-1)
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """An unpinned request about to be sent. `session` is whose the slot will be, None for nobody's."""
+    """An unpinned request about to be sent."""
 
     visit: Visit
-    session: Session | None
     aim: Aim
     flight: Flight
+
+    @property
+    def session(self) -> Session | None:
+        """Whose the slot will be, None for nobody's."""
+        return self.aim.session
 
 
 @dataclass(frozen=True, slots=True)
 class UnpinnedRequests:
-    holder: Holder
-    sender: Sender
-    preparer: Preparer
-    proofs: Proofs
-    checkpointer: Checkpointer
-    shaper: Shaper
+    p: PinnedRequests
+    """Requests of both kinds are served with the same parts."""
     steering: Steering
-    probe: Probe
-    table: SlotTable
-    moorings: Moorings
-    policy: CheckpointPolicy
-    clock: Clock
 
     async def serve(self, visit: Visit) -> RelayedResponse | None:
         """The answer; None if the server became another one before the request was sent."""
         call = visit.call
         purpose = Purpose.FLOATING if call.reach is Reach.FLOATING else Purpose.EXCLUSIVE
-        lease = await self.holder.acquire(Want(purpose), visit)
+        lease = await self.p.holder.acquire(Want(purpose), visit)
         return None if lease is None else await self._launch(visit, lease, None)
 
-    async def serve_steered(self, visit: Visit, session: Session) -> RelayedResponse | None:
-        """The same for a request of `session` whose slot is foreseen."""
-        lease = await self.holder.acquire(Want(Purpose.FLOATING, session.key), visit)
-        return None if lease is None else await self._launch(visit, lease, session)
+    async def serve_steered(self, visit: Visit, owner: Owner) -> RelayedResponse | None:
+        """The same for a request of a conversation, whose slot is foreseen."""
+        lease = await self.p.holder.acquire(Want(Purpose.FLOATING, owner.session.key), visit)
+        return None if lease is None else await self._launch(visit, lease, owner)
 
-    async def serve_adrift(self, visit: Visit, session: Session) -> RelayedResponse | None:
+    async def serve_adrift(self, visit: Visit, owner: Owner) -> RelayedResponse | None:
         """The answer to a request of a session whose newest work only the server can find; None if it has to
         begin again."""
-        lease = await self.holder.acquire(Want(Purpose.FLOATING, session.key), visit)
+        session = owner.session
+        lease = await self.p.holder.acquire(Want(Purpose.FLOATING, session.key), visit)
         if lease is None:
             return None
-        if not self.moorings.is_adrift(session.key):  # another request of it was quicker
-            self.holder.release(lease)
+        if not self.p.moorings.is_adrift(session.key):  # another request of it was quicker
+            self.p.holder.release(lease)
             return None
-        return await self._launch(visit, lease, session)
+        return await self._launch(visit, lease, owner)
 
-    async def _launch(self, visit: Visit, lease: Lease, session: Session | None) -> RelayedResponse | None:
+    async def _launch(self, visit: Visit, lease: Lease, owner: Owner | None) -> RelayedResponse | None:
         call = visit.call
-        aim = await self.holder.see_through(lease, visit.vigil, self._prepare(lease, session))
+        aim = await self.p.holder.see_through(lease, visit.vigil, self._prepare(lease, owner))
         if isinstance(aim, ReplyError) or lease.is_void:
-            self.holder.release(lease)
+            self.p.holder.release(lease)
             if isinstance(aim, ReplyError):
                 raise aim
             return None
-        look = self.probe.before_flight(lease, len(call.body), leaves_no_trace=call.endpoint.is_management)
-        flight = await self.holder.see_through(lease, visit.vigil, look)
+        look = self.p.probe.before_flight(lease, len(call.body), leaves_no_trace=call.endpoint.is_management)
+        flight = await self.p.holder.see_through(lease, visit.vigil, look)
         flight.stay, flight.expected = aim.stay, aim.slot
-        owner = session if aim.stay is not None else None
-        run = _Run(visit, owner, aim, flight)
-        self.holder.tasks.spawn(self._follow(run), name="follow an unpinned request")
-        visit.account.prepared(visit.shown(aim.preparation), session, aim.slot, aim.tokens)
+        run = _Run(visit, aim, flight)
+        self.p.holder.tasks.spawn(self._follow(run), name="follow an unpinned request")
+        named = aim.session or (owner.session if owner else None)
+        visit.account.prepared(visit.shown(aim.preparation), named, aim.slot, aim.tokens)
         return await self._fly(run)
 
     # -- before ----------------------------------------------------------------------------------------------
 
-    async def _prepare(self, lease: Lease, session: Session | None) -> Aim | ReplyError:
+    async def _prepare(self, lease: Lease, owner: Owner | None) -> Aim | ReplyError:
         """Save whoever the server might put the request in the place of, also those who ended meanwhile, and
-        bring `session` to where the server will find it."""
-        is_adrift = session is not None and self.moorings.is_adrift(session.key)
+        bring the conversation to where the server will find it."""
+        session = None if owner is None else owner.session
+        is_adrift = session is not None and self.p.moorings.is_adrift(session.key)
         refusal = await self._secure(lease, lease.slots, session)
-        if refusal is not None or session is None:
+        if refusal is not None or owner is None or session is None:
             return refusal or NOWHERE
         if is_adrift:
-            return Aim(Preparation(Outcome.COLD, Reason.EVICTED), None, new_stay(session))
-        aim = await self.steering.aim(lease, session)
+            self.p.recogniser.runs_at_home(owner)
+            return Aim(Preparation(Outcome.COLD, Reason.EVICTED), session, stay=new_stay(session))
+        aim = await self.steering.aim(lease, owner)
         # It took a while: others may have ended since, and the server may be another one.
-        await self.holder.watch.confirm()
-        return await self._secure(lease, self.holder.desk.widen(lease), session) or aim
+        await self.p.holder.watch.confirm()
+        return await self._secure(lease, self.p.holder.desk.widen(lease), session) or aim
 
     async def _secure(
         self, lease: Lease, slots: tuple[SlotId, ...], session: Session | None
     ) -> ReplyError | None:
         while True:
             for slot in slots:
-                if session is not None and self.table.view(slot).occupant == session.key:
+                if session is not None and self.p.table.view(slot).occupant == session.key:
                     continue  # it goes on from there
-                refusal = await self.preparer.secure(lease, slot)
+                refusal = await self.p.preparer.secure(lease, slot)
                 if refusal is not None:
                     return refusal
-            await self.holder.desk.depart(lease)
-            slots = self.holder.desk.widen(lease)
+            await self.p.holder.desk.depart(lease)
+            slots = self.p.holder.desk.widen(lease)
             if not slots:
                 return None
 
@@ -141,17 +132,17 @@ class UnpinnedRequests:
         visit, flight = run.visit, run.flight
         was_dropped, was_refused, left, response = True, False, None, None
         try:
-            response = await self.sender.send(visit, self._body(run))
+            response = await self.p.sender.send(visit, self._body(run))
             was_dropped = response.ending is not Ending.COMPLETE
             was_refused = response.status >= 400
             if flight.stay is not None and not was_dropped and not was_refused:
-                left = stay_after(flight.stay, visit.account.usage, self.clock.now())
+                left = stay_after(flight.stay, visit.account.usage, self.p.clock.now())
         except UpstreamError as error:
             was_dropped = error.was_sent
             raise
         finally:
             if visit.call.endpoint.changes_identity:
-                self.holder.watch.renew()
+                self.p.holder.watch.renew()
             if response is not None and run.session is None:
                 visit.account.done(response)
             flight.end(
@@ -179,14 +170,14 @@ class UnpinnedRequests:
     async def _follow(self, run: _Run) -> None:
         flight = run.flight
         try:
-            await self.probe.follow(flight)
+            await self.p.probe.follow(flight)
             if run.session is not None:
                 flight.done()
                 if not flight.lease.is_void:
                     await self._settle(run, run.session)
         finally:
             flight.lease.release()
-            self.probe.want()
+            self.p.probe.want()
 
     def _judge(self, run: _Run, response: RelayedResponse) -> None:
         """Tell of an answer once it is known where it was computed: what was brought into another slot than
@@ -201,27 +192,27 @@ class UnpinnedRequests:
         verdict = account.done(response)
         if flight.expected is not None:
             hit = flight.taken == (flight.expected,)
-            self.proofs.proved(flight.expected, session.key, verdict if hit else Verdict.UNKNOWN)
+            self.p.proofs.proved(flight.expected, session.key, verdict if hit else Verdict.UNKNOWN)
 
     async def _settle(self, run: _Run, session: Session) -> None:
         """Write down where the session lives now, and save it where that is not for long, or as set."""
         flight, stay = run.flight, run.aim.stay
-        view, left = self.table.slot_of(session.key), flight.left
+        view, left = self.p.table.slot_of(session.key), flight.left
         remember(session, left)
         if view is None:
-            if stay is not None and self.moorings.are_needed:
-                self.table.drift(left or stay, flight.lease.epoch)
+            if stay is not None and self.p.moorings.are_needed:
+                self.p.table.drift(left or stay, flight.lease.epoch)
             return
         if left is None or view.occupancy != left:
             return
         usage = run.visit.account.usage
         met = stay if flight.taken == (flight.expected,) else None
-        learn(self.shaper, session, met, left, usage)
+        learn(self.p.shaper, session, met, left, usage)
         await self._save(view.id, flight, left, ends_exchange=usage.finish_reason != "tool_calls")
 
     async def _save(self, slot: SlotId, flight: Flight, left: Occupancy, *, ends_exchange: bool) -> None:
         epoch = flight.lease.epoch
-        if self.moorings.are_needed:
-            await self.moorings.moor(slot, epoch, left)
-        elif (trigger := after_request(self.policy, ends_exchange=ends_exchange)) is not None:
-            await self.checkpointer.save(slot, epoch, trigger)
+        if self.p.moorings.are_needed:
+            await self.p.moorings.moor(slot, epoch, left)
+        elif (trigger := after_request(self.p.policy, ends_exchange=ends_exchange)) is not None:
+            await self.p.checkpointer.save(slot, epoch, trigger)

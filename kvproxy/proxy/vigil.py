@@ -122,7 +122,7 @@ class Vigil:
             return  # the client left: its request is being cancelled
 
     def _told(self) -> dict[str, str]:
-        if not self._watchers.shows_headers or (self.session is None and self._call.client is None):
+        if not self._watchers.shows_headers or (self.session is None and self._call.is_anonymous):
             return {}
         told = {"X-KVProxy-Slot": "-", "X-KVProxy-Outcome": Outcome.PENDING.value}
         return told if self.session is None else {**told, "X-KVProxy-Session": short(self.session.key)}

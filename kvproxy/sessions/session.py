@@ -34,6 +34,12 @@ class Session:
     model: str
     last_seen: float
     revision: Revision
+    namespace: str = ""
+    """Where its id was found; `content` for one that is known by what was said; empty if not seen since."""
+    branch: str = ""
+    """Which of the conversations of its id it is."""
+    parent: SessionKey | None = None
+    """The session it comes from: that of the agent which began it, or of which it is a fork."""
     requests: int = 0
     may_persist: bool = True
     was_resident: bool = False

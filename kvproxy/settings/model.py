@@ -20,6 +20,7 @@ from pydantic import (
     field_validator,
 )
 
+from kvproxy.sessions.sources import BODY_FIELDS, HEADERS, NOT_IDENTITY
 from kvproxy.settings.address import Address, check_url, parse_address
 
 MASK = "***"
@@ -31,16 +32,22 @@ _YEAR = 365 * _DAY
 _TERABYTE = 1_000_000_000_000
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
+_FIELD_PATH = re.compile(r"[^.\s]+(\.[^.\s]+)*")
 _HOST = re.compile(r"\*|\[[0-9a-f:.]+\]|[a-z0-9._-]+")
 
 
 def _header_name(name: str) -> str:
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError("is no header name")
-    if name.lower() in _CREDENTIALS:
-        raise ValueError("carries a credential: it tells who asks, not which conversation")
+    if (meaning := NOT_IDENTITY.get(name.lower())) is not None:
+        raise ValueError(f"names {meaning}, not a conversation")
     return name.lower()
+
+
+def _field_path(path: str) -> str:
+    if not _FIELD_PATH.fullmatch(path):
+        raise ValueError("should be the name of a field, or names joined by dots")
+    return path
 
 
 def _host_name(host: str) -> str:
@@ -61,6 +68,7 @@ Folder = Annotated[Path, BeforeValidator(_path), PlainSerializer(str)]
 Listen = Annotated[Address, BeforeValidator(parse_address), PlainSerializer(str)]
 Url = Annotated[str, AfterValidator(check_url)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
+FieldPath = Annotated[str, AfterValidator(_field_path)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 Text = Annotated[str, Field(min_length=1)]
 SlotNumber = Annotated[int, Field(ge=0, le=9999)]
@@ -135,26 +143,18 @@ class SessionSettings(Section):
     """How a conversation is recognised."""
 
     headers: Listed[HeaderName] = Field(
-        (
-            "x-session-id",
-            "x-session-affinity",
-            "x-opencode-session",
-            "x-kilo-session",
-            "x-deepseek-harness-session-id",
-            "agent-session-id",
-        ),
-        description="Request headers that carry a conversation's id; the first one present wins.",
+        HEADERS, description="Request headers that carry a conversation's id; the first one present wins."
     )
-    body_fields: Listed[Text] = Field(
-        (), description="Fields of the JSON body looked at when no header matched."
+    body_fields: Listed[FieldPath] = Field(
+        BODY_FIELDS, description="Fields of the JSON body looked at when no header matched."
     )
-    implicit: bool = Field(False, description="Recognise a conversation without an id by its own messages.")
+    implicit: bool = Field(True, description="Recognise a conversation without an id by its own messages.")
     exact_messages: bool = Field(
         False,
         description="Compute a prompt of /v1/messages in its slot first, pinned: the server takes no other.",
     )
-    max_branches_per_session: int | None = Field(
-        None, ge=1, le=1000, description="Branches kept of one session; null while a session has only one."
+    max_branches_per_session: int = Field(
+        16, ge=1, le=1000, description="Conversations told apart under one id; the least recent is forgotten."
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from kvproxy.telemetry.events import RequestFailed, RequestHeld
 from tests.support.proxy import House, house
-from tests.support.talk import Talk, text_of_stream
+from tests.support.talk import FILLER, Talk, text_of_stream
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 COMMENT = b":\n\n"
@@ -169,9 +169,11 @@ async def test_a_refusal_of_the_server_is_told_inside_and_costs_the_conversation
     async with one_slot(tmp_path, n_ctx=2000) as here:
         first, _ = await two_that_share(here)
         here.fake.faults.restore_seconds = HELD_SECONDS
-        long = Talk("alpha", words=200)
-        async with here.proxy.stream(long) as stream:
+        turn = first.messages.pop()
+        first.messages.append({"role": "user", "content": FILLER * 100})
+        async with here.proxy.stream(first) as stream:
             await stream.rest()
+        first.messages[-1] = turn
         assert stream.response.status == 200
         error = json.loads(stream.raw.rsplit(b"data: ", 1)[1])["error"]
         assert error["type"] == "exceed_context_size_error"

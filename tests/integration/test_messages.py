@@ -177,8 +177,8 @@ async def test_a_refused_request_leaves_its_conversation_where_it_is(tmp_path: P
     async with house(tmp_path, slots=2, n_ctx=2500) as here:
         letters = Letters("alpha")
         await turn(here, letters)
-        long = Letters("alpha", words=200)
-        answer = await here.proxy.post(PATH, long.body(), **long.headers)
+        long = [*letters.messages[:-1], {"role": "user", "content": FILLER * 100}]
+        answer = await here.proxy.post(PATH, letters.body() | {"messages": long}, **letters.headers)
         assert answer.status == 400
         await here.proxy.at_rest()
         assert (await turn(here, letters)).told == ("resident", None)

@@ -122,7 +122,8 @@ async def test_a_header_of_the_operator_names_the_task(tmp_path: Path) -> None:
     async with house(tmp_path, slots=2, auxiliary={"headers": ["x-what-for"]}) as here:
         talk = Talk("alpha")
         await here.proxy.turn(talk)
-        side = await side_call(here, talk, talk.body(), X_What_For="tags_generation")
+        tags = {"messages": [{"role": "user", "content": "Some tags, please"}], "max_tokens": 12}
+        side = await side_call(here, talk, tags, X_What_For="tags_generation")
         assert side.outcome == "auxiliary"
         turn = await here.proxy.post(CHAT, talk.body(), **talk.headers, **{"X-What-For": ""})
         assert turn.told == ("resident", None)
@@ -165,3 +166,36 @@ async def test_a_body_is_never_changed_by_what_it_is_taken_for(tmp_path: Path) -
         (call,) = [call for call in here.fake.calls if call.path == CHAT]
         assert call.body.startswith(body[:-2])
         assert FILLER not in call.body.decode()
+
+
+async def test_what_looks_like_a_side_call_and_carries_its_conversation_on_is_a_turn(tmp_path: Path) -> None:
+    """A suggestion after a turn, or the summary before a compaction: all that was said, and a request."""
+    async with house(tmp_path, slots=2) as here:
+        talk = Talk("alpha")
+        for _ in range(2):
+            slot = (await here.proxy.turn(talk)).slot
+        side = await side_call(here, talk, zed_title(talk), X_Claude_Code_Request_Class="auxiliary")
+        assert (side.told, side.slot) == (("resident", None), slot)
+        assert side.reused > side.computed
+        back = await here.proxy.turn(talk)
+        assert back.told == ("resident", None)
+        assert back.reused > back.computed
+
+
+async def test_our_own_header_sends_even_that_elsewhere(tmp_path: Path) -> None:
+    async with house(tmp_path, slots=2) as here:
+        talk = Talk("alpha")
+        slot = (await here.proxy.turn(talk)).slot
+        side = await side_call(here, talk, zed_title(talk), X_KVProxy_Purpose="auxiliary")
+        assert side.outcome == "auxiliary"
+        assert side.slot != slot
+
+
+async def test_a_side_call_without_an_id_finds_a_slot_that_nobody_lives_in(tmp_path: Path) -> None:
+    async with house(tmp_path, slots=2) as here:
+        talk = Talk("alpha")
+        slot = (await here.proxy.turn(talk)).slot
+        side = await here.proxy.post(CHAT, opencode_title(Talk("other")))
+        assert side.outcome == "auxiliary"
+        assert side.slot != slot
+        assert here.deeds == []

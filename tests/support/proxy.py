@@ -41,7 +41,7 @@ QUIET: dict[str, dict[str, Any]] = {
 }
 """Nothing is saved but where a slot changes hands, and nothing is too small for it."""
 
-STANDING = ("sentinel", "watch", "probe", "rounds", "keeper", "living slots")
+STANDING = ("sentinel", "watch", "probe", "rounds", "keeper", "living slots", "memory of conversations")
 """The tasks that run for as long as a runtime does."""
 
 

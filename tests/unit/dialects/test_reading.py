@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ def test_a_chat_is_its_head_and_then_its_messages() -> None:
     assert reading.roles == ("options", "tools", "system", "user", "assistant", "user")
     assert reading.head == 3
     assert len(set(reading.digests)) == 6
+    assert reading.sizes[2:5] == (len(json.dumps(HEAD["content"])), 3, 3)
     assert reading.has_tools
     assert reading.is_recognisable
 

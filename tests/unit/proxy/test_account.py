@@ -10,6 +10,7 @@ from kvproxy.identifiers import Revision, SlotId
 from kvproxy.proxy.account import WRITE_STALL, Account, refusal
 from kvproxy.proxy.call import Call
 from kvproxy.proxy.relay import Ending, RelayedResponse
+from kvproxy.sessions.identity import NOBODY, Identity
 from kvproxy.sessions.key import ClientId
 from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import RequestDone, RequestFailed, RestoreProvedIneffective
@@ -34,8 +35,8 @@ class Room:
         self.sink = Sink()
         self.session = Session(A, "digest", "model", 0.0, Revision(0))
         endpoint = classify("POST", "/v1/chat/completions")
-        client = None if is_nobodys else ClientId("x-session-id", "one")
-        call = Call(endpoint, endpoint.reach, b"{}", client, False, False, True)
+        identity = NOBODY if is_nobodys else Identity(ClientId("x-session-id", "one"))
+        call = Call(endpoint, endpoint.reach, b"{}", identity, False, False, True)
         self.account = Account(MAIN, call, self.clock, self.sink, self.clock.now())
 
     def ended(self, *, ending: Ending = Ending.COMPLETE, status: int = 200) -> RequestDone:

@@ -34,7 +34,7 @@ async def test_a_client_cut_off_for_not_reading_is_told_with_that_reason(
 
     monkeypatch.setattr(module, "relay", stalled)
     events: list[Event] = []
-    call = cast(Call, SimpleNamespace(endpoint=SimpleNamespace(label="chat/completions"), client=None))
+    call = cast(Call, SimpleNamespace(endpoint=SimpleNamespace(label="chat/completions"), is_anonymous=True))
     request = make_mocked_request("POST", "/")
     vigil = Vigil(cast(Any, None), request, call)
     account = Account(ServerName("main"), call, SystemClock(), events.append, 0.0)

@@ -11,6 +11,7 @@ from kvproxy.dialects.reading import read
 from kvproxy.proxy.call import Call
 from kvproxy.proxy.sorter import Sorter
 from kvproxy.proxy.visit import Visit
+from kvproxy.sessions.identity import Identity
 from kvproxy.sessions.key import ClientId
 from kvproxy.settings.model import AuxiliarySettings
 from kvproxy.telemetry.events import AuxiliarySeen
@@ -30,7 +31,7 @@ ONE = ClientId("x-session-id", "one")
 class Room:
     def __init__(self, *, continues: bool = False) -> None:
         self.sink = Sink()
-        self.sorter = Sorter(MAIN, AuxiliarySettings(), self.sink, lambda call: continues)
+        self.sorter = Sorter(MAIN, AuxiliarySettings(), self.sink, lambda call, model: continues)
 
     async def sort(
         self,
@@ -43,10 +44,10 @@ class Room:
     ) -> Call:
         endpoint = classify("POST", path)
         body, reading = orjson.dumps(document), read(endpoint.label, document)
-        call = Call(endpoint, reach, body, client, is_bypass, False, True, reading=reading)
+        call = Call(endpoint, reach, body, Identity(client), is_bypass, False, True, reading=reading)
         await self.sorter.load()
         visit = Visit(make_mocked_request("POST", path), call, cast(Any, None), cast(Any, None))
-        return self.sorter.sorted(visit).call
+        return self.sorter.sorted(visit, "model").call
 
 
 async def test_a_side_call_owns_nothing_and_is_told() -> None:

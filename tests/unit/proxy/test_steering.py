@@ -6,6 +6,7 @@ from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import Revision, SlotId
+from kvproxy.proxy.recogniser import Owner
 from kvproxy.proxy.steering import Aim, Steering
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, LeaseDesk, Purpose, Want
@@ -72,6 +73,20 @@ class Computes:
         return self.answer
 
 
+class Knows:
+    """A recogniser that is told where a request runs."""
+
+    def __init__(self) -> None:
+        self.branch: Session | None = None
+        self.at_home = 0
+
+    def runs_at_home(self, _: Owner) -> None:
+        self.at_home += 1
+
+    def runs_elsewhere(self, _: Owner) -> Session | None:
+        return self.branch
+
+
 class Room:
     def __init__(self, *, is_exact: bool = False, answer: Completed | Unavailable | None = None) -> None:
         self.clock = FakeClock()
@@ -86,10 +101,12 @@ class Room:
         self.preparer = Prepares(self.table)
         self.client = Computes(answer or Completed(5, 0))
         self.spawned: list[str] = []
+        self.recogniser = Knows()
         self.steering = Steering(
             self.desk,
             cast(Any, self.preparer),
             cast(Any, None),
+            cast(Any, self.recogniser),
             cast(Any, self.client),
             cast(Any, self),
             is_exact,
@@ -102,7 +119,7 @@ class Room:
 
     async def aim(self) -> Aim | ReplyError:
         lease = await self.desk.acquire(Want(Purpose.FLOATING, A))
-        return await self.steering.aim(lease, self.session)
+        return await self.steering.aim(lease, Owner(self.session, cast(Any, None), "model"))
 
     def house(self, slot: SlotId, session: Any) -> None:
         self.table.serve(slot, self.table.epoch, stay(session))
@@ -112,14 +129,16 @@ class Room:
 async def test_a_conversation_at_home_is_expected_there() -> None:
     room = Room()
     room.house(S1, A)
-    assert await room.aim() == Aim(Preparation(Outcome.RESIDENT), S1, room.table.view(S1).occupancy)
+    aim = await room.aim()
+    assert aim == Aim(Preparation(Outcome.RESIDENT), room.session, S1, room.table.view(S1).occupancy)
+    assert room.recogniser.at_home == 1
 
 
 async def test_a_stored_one_is_brought_into_the_slot_that_is_missed_least() -> None:
     room = Room()
     room.house(S0, B)
     room.preparer.stored = True
-    assert await room.aim() == Aim(RESTORED, S1, room.table.view(S1).occupancy)
+    assert await room.aim() == Aim(RESTORED, room.session, S1, room.table.view(S1).occupancy)
     assert room.preparer.asked == [S1]
     assert room.table.view(S0).occupant == B
 
@@ -135,13 +154,30 @@ async def test_for_a_new_one_nobody_has_to_leave_before_the_server_has_chosen() 
     assert room.preparer.asked == []
 
 
-async def test_beside_another_request_of_its_own_it_owns_nothing() -> None:
-    room = Room()
+async def beside(room: Room) -> Aim | ReplyError:
+    """The aim of a second request of the conversation."""
     room.house(S1, A)
     lease = await room.desk.acquire(Want(Purpose.PINNED, A))
     room.table.serve(lease.slot, lease.epoch, stay(A))
     room.desk.launched(lease)
-    assert await room.aim() == Aim(Preparation(Outcome.COLD, Reason.SESSION_BUSY))
+    return await room.aim()
+
+
+async def test_beside_another_request_of_its_own_it_owns_nothing_if_it_says_too_little() -> None:
+    room = Room()
+    assert await beside(room) == Aim(Preparation(Outcome.COLD, Reason.SESSION_BUSY))
+    assert room.recogniser.at_home == 0
+
+
+async def test_beside_another_request_of_its_own_it_begins_a_branch() -> None:
+    room = Room()
+    room.recogniser.branch = Session(B, "digest", "model", 0.0, Revision(0))
+    aim = await beside(room)
+    assert isinstance(aim, Aim)
+    assert (aim.preparation.reason, aim.slot) == (Reason.SESSION_BUSY, None)
+    assert aim.session is room.recogniser.branch
+    assert aim.stay is not None
+    assert aim.stay.session == B
 
 
 async def test_a_refusal_of_the_preparer_is_passed_on() -> None:

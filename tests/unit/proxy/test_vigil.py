@@ -32,7 +32,7 @@ class Stage:
         patience = Patience(after_seconds, every_seconds)
         self.watchers = Watchers(MAIN, patience, self.tasks, self.events.append, True)
         endpoint = SimpleNamespace(label="chat/completions")
-        self.call = cast(Call, SimpleNamespace(endpoint=endpoint, streams=streams, client=object()))
+        self.call = cast(Call, SimpleNamespace(endpoint=endpoint, streams=streams, is_anonymous=False))
         self.ended = asyncio.Event()
 
     @asynccontextmanager

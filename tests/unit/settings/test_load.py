@@ -109,8 +109,8 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
 
 
 def test_what_is_not_built_refuses_the_start() -> None:
-    with pytest.raises(SettingsError, match=r"^sessions.implicit: true: .* not built"):
-        resolve({"sessions": {"implicit": True}}, environ=HOME)
+    with pytest.raises(SettingsError, match=r"^admin.listen: .* not built"):
+        resolve({"admin": {"listen": "127.0.0.1:9000"}}, environ=HOME)
 
 
 def test_an_unknown_variable_refuses_the_start() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, Reason, RestoreOutcome, Trigger, Verdict
 from kvproxy.identifiers import Epoch, ServerName, SlotId
+from kvproxy.sessions.lines import Cause
 from kvproxy.telemetry import events as e
 
 MAIN = ServerName("main")
@@ -62,6 +63,9 @@ def every() -> tuple[e.Event, ...]:
         e.SlotReleased(MAIN, SLOT, SESSION, "serve"),
         e.SessionSwitched(MAIN, SLOT, "ba9876543210", SESSION),
         e.SessionCold(MAIN, SLOT, SESSION, Reason.NO_SNAPSHOT),
+        *(e.BranchBegan(MAIN, SESSION, "id", cause, "ba9876543210") for cause in Cause),
+        e.StaticIdSeen(MAIN, SESSION),
+        e.IdsDisagreed(MAIN),
         e.CheckpointStarted(MAIN, SLOT, SESSION, Trigger.SWITCH),
         *(checkpoint(outcome) for outcome in CheckpointOutcome),
         e.RestoreStarted(MAIN, SLOT, SESSION),
