@@ -25,6 +25,7 @@ Mend = Callable[[bytes], Awaitable[bool]]
 and the request is to be sent once more."""
 
 MAX_ERROR_BYTES = 16 << 10
+EXPOSE = "Access-Control-Expose-Headers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Sender:
         response = await relay(
             request,
             upstream,
-            extra_headers=account.headers() if self.shows_headers else {},
+            extra_headers=_exposed(account.headers(), request, upstream) if self.shows_headers else {},
             tap=account.tap,
             stall=self.stall,
             on_stall=lambda: account.cut_off(WRITE_STALL),
@@ -102,6 +103,16 @@ class Sender:
             host=request.headers.get("Host"),
             api_key=self.api_key,
         )
+
+
+def _exposed(
+    own: dict[str, str], request: web.BaseRequest, upstream: aiohttp.ClientResponse
+) -> dict[str, str]:
+    """Our headers, with the one by which a browser lets its page read them."""
+    if own and "Origin" in request.headers:
+        before = upstream.headers.get(EXPOSE)
+        own[EXPOSE] = ", ".join([*([before] if before else []), *own])
+    return own
 
 
 async def _read_error(upstream: aiohttp.ClientResponse) -> bytes:

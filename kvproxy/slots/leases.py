@@ -31,7 +31,7 @@ from itertools import count
 
 from kvproxy.clock import Clock
 from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, ReplyError
-from kvproxy.identifiers import Epoch, SlotId
+from kvproxy.identifiers import Epoch, SessionKey, SlotId
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
@@ -112,7 +112,7 @@ class LeaseDesk:
         self._gate: Lease | None = None
         self._strays = 0
         self._suspended = True
-        self._out: set[int] = set()
+        self._out: dict[int, Lease] = {}
         self._returned = asyncio.Event()
 
     # -- asking ------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class LeaseDesk:
         lease.is_released = True
         if not lease.is_void:
             self.table.let_go(lease.slots, lease.id)
-            self._out.discard(lease.id)
+            self._out.pop(lease.id, None)
             self._returned.set()
         self._open_gate(lease)
         self._served()
@@ -356,8 +356,14 @@ class LeaseDesk:
         if self.awaits_launch:
             self._on_unseen()
 
+    def _arriving(self) -> list[SessionKey]:
+        """Of leases whose request was not sent yet. A fork's session is none of theirs."""
+        pinned = (out for out in self._out.values() if out.want.purpose is Purpose.PINNED and not out.is_fork)
+        found = ((out.want.session, self.table.view(out.slot)) for out in pinned)
+        return [who for who, view in found if who and view.occupant != who and view.state not in _UNDER_WAY]
+
     def _grant(self, waiter: _Waiter) -> bool:
-        choice = choose(waiter.want, self.table.views())
+        choice = choose(waiter.want, self.table.views(), self._arriving())
         if choice is None:
             return False
         slots, is_fork = choice
@@ -370,13 +376,16 @@ class LeaseDesk:
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
         lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)
         self.table.hold(slots, lease.id)
-        self._out.add(lease.id)
+        self._out[lease.id] = lease
         return lease
 
     def __repr__(self) -> str:
         gate = " gate closed" if self._gate else ""
         halt = " suspended" if self._suspended else ""
         return f"<LeaseDesk {len(self._out)} out, {len(self._line)} waiting{gate}{halt} {self.table!r}>"
+
+
+_UNDER_WAY = (SlotState.SERVING, SlotState.CANCELLING)
 
 
 def _line_full() -> CapacityError:
