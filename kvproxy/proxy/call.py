@@ -92,7 +92,7 @@ async def receive(
         is_bypass,
         is_auxiliary or forbids_cache,
         not forbids_persistence(headers),
-        opening_of(document),
+        opening_of(reading),
         document if keeps_document else None,
         reading,
         terms.is_implicit and reading is not None and reading.is_recognisable,

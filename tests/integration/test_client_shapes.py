@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvproxy.telemetry.events import StaticIdSeen
+from kvproxy.sessions.newcomers import MOST_UNCONTINUED
+from kvproxy.telemetry.events import CheckpointStarted, StaticIdSeen
 from tests.support.proxy import House, KvProxy, house
 from tests.support.talk import Answer
 
@@ -255,6 +256,22 @@ async def test_a_header_that_is_the_same_for_all_costs_nobody_the_conversation(t
         purged = (await here.proxy.admin("DELETE", "sessions/everything")).body
         assert purged["purged"] == 6
         assert here.files == []
+
+
+# Single questions
+
+
+async def test_a_long_row_of_single_questions_is_not_saved_for_ever(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        document = "The text that all questions are about. " * 60
+        answers = [await ask(here.proxy, user(f"{document} Question {n}?")) for n in range(40)]
+        assert len(here.proxy.heard(CheckpointStarted)) == MOST_UNCONTINUED
+        assert min(reused(answer) for answer in answers[1:]) > len(document)
+        first, said = answers[-2], [user(f"{document} Question 38?")]
+        went_on = await ask(here.proxy, *said, reply(first.text), user("go on"))
+        assert session_of(went_on) == session_of(first)
+        await ask(here.proxy, user(f"{document} Question 99?"))
+        assert len(here.proxy.heard(CheckpointStarted)) == MOST_UNCONTINUED + 1
 
 
 # Where it is turned off
