@@ -101,4 +101,5 @@ def terms_of(settings: Settings) -> Terms:
         sessions.implicit,
         bool(settings.security.api_keys),
         settings.server.max_body_bytes,
+        sessions.still_billing_stamp,
     )

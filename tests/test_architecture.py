@@ -45,6 +45,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "sessions.sources",
         "sessions.identity",
         "sessions.lines",
+        "sessions.newcomers",
         "sessions.session",
         "snapshots.fingerprint",
         "snapshots.canary",

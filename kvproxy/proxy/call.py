@@ -11,6 +11,7 @@ from aiohttp import web
 from kvproxy.dialects.endpoints import Endpoint, Reach, refine
 from kvproxy.dialects.opening import opening_of
 from kvproxy.dialects.reading import Reading
+from kvproxy.dialects.stamp import without_changes
 from kvproxy.proxy.receive import read_body, understand
 from kvproxy.proxy.rewrite import can_splice
 from kvproxy.sessions.identity import Identity, Sources, identify, tenant_of
@@ -26,6 +27,8 @@ class Terms:
     is_implicit: bool
     has_tenants: bool
     max_bytes: int
+    stills_stamp: bool = False
+    """Whether a stamp that changes with each request is overwritten, the one rewrite of a prompt there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,10 @@ async def receive(
     body = await read_body(request, terms.max_bytes)
     headers = request.headers
     reading = await understand(body, endpoint.label, headers.get("Content-Encoding"))
+    if terms.stills_stamp and reading is not None:
+        still = without_changes(body, reading.system_text)
+        if still is not body:
+            body, reading = still, await understand(still, endpoint.label)
     document = None if reading is None else reading.document
     is_bypass, is_auxiliary = wants_bypass(headers), is_declared_auxiliary(headers)
     # The client wants nothing reused; then nothing of it is worth keeping as a session's either.
@@ -115,7 +122,7 @@ async def receive(
         is_bypass,
         is_auxiliary or forbids_cache,
         not forbids_persistence(headers),
-        opening_of(document),
+        opening_of(reading),
         document if keeps_document else None,
         reading,
         terms.is_implicit and reading is not None and reading.is_recognisable,

@@ -21,6 +21,7 @@ from kvproxy.sessions.branches import Branch, Branches, KeyOf, Match, Where
 from kvproxy.sessions.identity import Identity
 from kvproxy.sessions.key import ClientId, derive_key
 from kvproxy.sessions.lines import Asked, Cause
+from kvproxy.sessions.newcomers import Newcomers
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import BranchBegan, Emit, IdsDisagreed, StaticIdSeen
@@ -59,6 +60,7 @@ class Recogniser:
         self._branches = branches
         self._emit = emit
         self._max_branches = max_branches
+        self._newcomers = Newcomers()
         self._secret = secret
 
     def owner_of(self, call: Call, model: str) -> Owner | None:
@@ -75,8 +77,10 @@ class Recogniser:
         asked = Asked(self._secret(), reading)
         match = self._branches.match(where, asked, self._keys(call, model))
         branch = match.branch
-        self._began(call, match.branch, match.cause)
+        self._began(call, branch, match.cause)
         session = self._session(call, model, branch.key, branch.name, branch.parent)
+        if call.identity.client is None:
+            self._judge_newcomer(session, match)
         branch.may_persist = session.may_persist
         return Owner(session, call, model, match)
 
@@ -127,6 +131,13 @@ class Recogniser:
         self._emit(BranchBegan(self._server, key, source, cause, parent))
         if source == "id" and self._branches.found_static(branch):
             self._emit(StaticIdSeen(self._server, key))
+
+    def _judge_newcomer(self, session: Session, match: Match) -> None:
+        if match.cause is not None:
+            session.is_passing = match.cause is Cause.NEW and self._newcomers.began()
+        elif len(match.asked.line) > len(match.branch.line):  # else the same was only asked again
+            session.is_passing = False
+            self._newcomers.went_on()
 
     def _keys(self, call: Call, model: str) -> KeyOf:
         return lambda name: self._key_of(call, model, name)

@@ -27,6 +27,7 @@ and the request is to be sent once more."""
 
 MAX_ERROR_BYTES = 16 << 10
 EVENT_STREAM = "text/event-stream"
+EXPOSE = "Access-Control-Expose-Headers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,9 @@ class Sender:
         response = await relay(
             request,
             upstream,
-            extra_headers=account.headers() if self.shows_headers and begun is None else {},
+            extra_headers=(
+                _exposed(account.headers(), request, upstream) if self.shows_headers and begun is None else {}
+            ),
             tap=account.tap,
             stall=self.stall,
             on_stall=lambda: account.cut_off(WRITE_STALL),
@@ -134,6 +137,16 @@ def _is_stream(upstream: aiohttp.ClientResponse) -> bool:
     encoding = upstream.headers.get("Content-Encoding", "identity")
     kind = upstream.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     return upstream.status == HTTPStatus.OK and kind == EVENT_STREAM and encoding.lower() == "identity"
+
+
+def _exposed(
+    own: dict[str, str], request: web.BaseRequest, upstream: aiohttp.ClientResponse
+) -> dict[str, str]:
+    """Our headers, with the one by which a browser lets its page read them."""
+    if own and "Origin" in request.headers:
+        before = upstream.headers.get(EXPOSE)
+        own[EXPOSE] = ", ".join([*([before] if before else []), *own])
+    return own
 
 
 async def _read_error(upstream: aiohttp.ClientResponse) -> bytes:

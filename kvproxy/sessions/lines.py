@@ -78,6 +78,8 @@ class Line:
     def shared(self, other: Line) -> int:
         """How many entries both begin with."""
         low, high = 0, min(len(self), len(other))
+        if high and self.link(high) == other.link(high):  # as it is for what goes on
+            return high
         while low < high:
             middle = (low + high + 1) // 2
             if self.link(middle) == other.link(middle):

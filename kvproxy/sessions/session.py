@@ -42,6 +42,8 @@ class Session:
     """The session it comes from: that of the agent which began it, or of which it is a fork."""
     requests: int = 0
     may_persist: bool = True
+    is_passing: bool = False
+    """It began where conversations did not go on, and has not gone on yet: it is not worth a save."""
     was_resident: bool = False
     """It lived in a slot of the server's present or an earlier life."""
     lost_to_restart: bool = False

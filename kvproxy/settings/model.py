@@ -153,6 +153,10 @@ class SessionSettings(Section):
         False,
         description="Compute a prompt of /v1/messages in its slot first, pinned: the server takes no other.",
     )
+    still_billing_stamp: bool = Field(
+        False,
+        description="Overwrite what changes in Claude Code's billing stamp with zeros; the only rewrite.",
+    )
     max_branches_per_session: int = Field(
         16, ge=1, le=1000, description="Conversations told apart under one id; the least recent is forgotten."
     )

@@ -12,7 +12,6 @@ Three shapes of lease serve requests:
             conversations in one answer.
  EXCLUSIVE  the request may use several slots: all of them, from beginning to end.
 CHECKPOINT leases are taken without waiting: a save never queues behind users, nor they behind a line of it.
-
 Where the server clears idle slots whenever it launches a request, there is one more rule: nothing is granted
 while anything of ours is on its way, so that what was restored is still there when its request is launched,
 and what was answered is saved before another launch clears it.
@@ -31,7 +30,7 @@ from itertools import count
 
 from kvproxy.clock import Clock
 from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, ReplyError
-from kvproxy.identifiers import Epoch, SlotId
+from kvproxy.identifiers import Epoch, SessionKey, SlotId
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
@@ -67,7 +66,7 @@ class Lease:
         return self.epoch != self._desk.table.epoch
 
     def part(self, slot: SlotId) -> Lease:
-        """The same right to one of its slots, for who works in that alone; this lease gives it back."""
+        """The same right to one of its slots; this lease gives it back."""
         return replace(self, slots=(slot,))
 
     def narrow(self, slots: tuple[SlotId, ...]) -> None:
@@ -90,8 +89,8 @@ class LeaseDesk:
 
     `max_waiting` bounds the line (0: at once or not at all), `max_wait_seconds` the wait in it. `on_change`
     is called when slots came free or began to serve, after the line was served: what is free then, nobody
-    wants. `on_unseen` is called when the line waits for requests to be seen running. `set_apart` is how many
-    slots, the last ones, are kept for requests that own nothing.
+    wants. `on_unseen` is called when the line waits for requests to be seen running. The last `set_apart`
+    slots are kept for requests that own nothing.
     """
 
     def __init__(
@@ -119,14 +118,14 @@ class LeaseDesk:
         self._gate: Lease | None = None
         self._strays = 0
         self._suspended = True
-        self._out: set[int] = set()
+        self._out: dict[int, Lease] = {}
         self._returned = asyncio.Event()
 
     # -- asking ------------------------------------------------------------------------------------------
 
     async def acquire(self, want: Want, on_wait: Callable[[], None] = lambda: None) -> Lease:
-        """Wait for a lease; `on_wait` is called if that takes a wait. Raises CapacityError (line full,
-        waited too long), NotPinned, or what `refuse` was given."""
+        """A lease; `on_wait` is called if that takes a wait. Raises CapacityError (line full, waited too
+        long), NotPinned, or what `refuse` was given."""
         if 0 < self._max_waiting <= len(self._line):
             raise _line_full()
         waiter = _Waiter(want, asyncio.get_running_loop().create_future(), self._clock.now())
@@ -255,8 +254,7 @@ class LeaseDesk:
         return self._lease(Want(Purpose.CHECKPOINT), free, 0.0) if free and not lease.is_void else None
 
     async def depart(self, lease: Lease, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Wait until the request of `lease` may be sent: with the next step of the caller it is. `on_wait`
-        is called if that takes a wait.
+        """Wait until the request of `lease` may be sent: with the next step of the caller it is.
 
         A request that the server puts where it likes, or by which it clears slots, must not meet the end of
         another: what that left has to be saved first.
@@ -294,7 +292,7 @@ class LeaseDesk:
         lease.is_released = True
         if not lease.is_void:
             self.table.let_go(lease.slots, lease.id)
-            self._out.discard(lease.id)
+            self._out.pop(lease.id, None)
             self._returned.set()
         self._open_gate(lease)
         self._served()
@@ -366,8 +364,14 @@ class LeaseDesk:
         if self.awaits_launch:
             self._on_unseen()
 
+    def _arriving(self) -> list[SessionKey]:
+        """Of leases whose request was not sent yet. A fork's session is none of theirs."""
+        pinned = (out for out in self._out.values() if out.want.purpose is Purpose.PINNED and not out.is_fork)
+        found = ((out.want.session, self.table.view(out.slot)) for out in pinned)
+        return [who for who, view in found if who and view.occupant != who and view.state not in _UNDER_WAY]
+
     def _grant(self, waiter: _Waiter) -> bool:
-        choice = choose(waiter.want, self.table.views(), self.set_apart)
+        choice = choose(waiter.want, self.table.views(), self._arriving(), self.set_apart)
         if choice is None:
             return False
         slots, is_fork = choice
@@ -380,13 +384,16 @@ class LeaseDesk:
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
         lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)
         self.table.hold(slots, lease.id)
-        self._out.add(lease.id)
+        self._out[lease.id] = lease
         return lease
 
     def __repr__(self) -> str:
         gate = " gate closed" if self._gate else ""
         halt = " suspended" if self._suspended else ""
         return f"<LeaseDesk {len(self._out)} out, {len(self._line)} waiting{gate}{halt} {self.table!r}>"
+
+
+_UNDER_WAY = (SlotState.SERVING, SlotState.CANCELLING)
 
 
 def _line_full() -> CapacityError:

@@ -37,12 +37,15 @@ async def called(
     max_bytes: int = 10_000,
     is_implicit: bool = True,
     has_tenants: bool = False,
+    stills_stamp: bool = False,
 ) -> Call:
     body = document if isinstance(document, bytes) else orjson.dumps(document or {"messages": []})
     request = SimpleNamespace(
         headers=CIMultiDict(headers or {}), content=Content(body), content_length=len(body), transport=None
     )
-    terms = Terms(Sources(("x-session-id",), ("session_id",)), is_implicit, has_tenants, max_bytes)
+    terms = Terms(
+        Sources(("x-session-id",), ("session_id",)), is_implicit, has_tenants, max_bytes, stills_stamp
+    )
     return await receive(cast(Any, request), classify("POST", path), terms)
 
 
@@ -151,3 +154,17 @@ async def test_the_same_request_can_be_sent_without_a_pin() -> None:
     call = await called({"messages": []}, NAMED)
     loose = call.unpinned()
     assert (loose.reach, loose.body, loose.client) == (Reach.FLOATING, call.body, call.client)
+
+
+STAMP = "x-anthropic-billing-header: cc_version=2.1.197.bc5; cc_entrypoint=cli; cch=a1b2c;"
+STAMPED = {"system": [{"type": "text", "text": STAMP}], "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_a_stamp_is_overwritten_only_where_that_is_wanted() -> None:
+    kept = await called(STAMPED, path="/v1/messages")
+    assert kept.body == orjson.dumps(STAMPED)
+    still = await called(STAMPED, path="/v1/messages", stills_stamp=True)
+    assert still.body == kept.body.replace(b"bc5", b"000").replace(b"a1b2c", b"00000")
+    # what is known of the request is what the server gets
+    assert still.reading is not None
+    assert still.reading.document == orjson.loads(still.body)

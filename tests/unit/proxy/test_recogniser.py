@@ -16,6 +16,7 @@ from kvproxy.sessions.branches import STATIC_BRANCHES, Branches
 from kvproxy.sessions.identity import NOBODY, Identity
 from kvproxy.sessions.key import ClientId, digest_of
 from kvproxy.sessions.lines import Cause
+from kvproxy.sessions.newcomers import MOST_UNCONTINUED
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import BranchBegan, IdsDisagreed, StaticIdSeen
@@ -176,6 +177,16 @@ def test_a_contradiction_between_header_and_body_is_told() -> None:
     house = House()
     house.run(call("S:s U:a", Identity(NAMED.client, is_disputed=True)))
     assert len(house.sink.of(IdsDisagreed)) == 1
+
+
+def test_single_questions_without_an_id_are_not_worth_saving_until_one_goes_on() -> None:
+    house = House()
+    sessions = [house.run(call(f"S:s U:{n}")) for n in range(MOST_UNCONTINUED + 2)]
+    assert [session.is_passing for session in sessions[-3:]] == [False, True, True]
+    assert not house.run(call("S:s U:a", NAMED)).is_passing
+    assert house.run(call(f"S:s U:{MOST_UNCONTINUED}")).is_passing, "asked again, and no more"
+    assert not house.run(call(f"S:s U:{MOST_UNCONTINUED} A:b U:c")).is_passing
+    assert not house.run(call("S:s U:another")).is_passing
 
 
 def test_a_purged_session_begins_anew() -> None:

@@ -94,6 +94,27 @@ class TestGranting:
         assert (lease.slot, lease.epoch, lease.waited_seconds, lease.is_fork) == (S0, 1, 0.0, False)
         assert (room.table.view(S0).is_leased, room.desk.out, room.desk.waiting) == (True, 1, 0)
 
+    async def test_a_session_never_lives_in_two_slots_however_soon_its_second_request_comes(self) -> None:
+        room = Room()
+        first = await room.hold(pinned(A))
+        second = await room.ask(pinned(A))
+        assert not second.done()
+        other = await room.hold(pinned(B))
+        assert other.slot == S1
+        other.release()
+
+        room.table.serve(first.slot, first.epoch, stay(A))
+        room.desk.reconsider()
+        await settle()
+        assert second.result().is_fork
+
+    async def test_who_waits_for_a_slot_that_is_made_ready_gets_it_if_that_comes_to_nothing(self) -> None:
+        room = Room()
+        first = await room.hold(pinned(A))
+        second = await room.ask(pinned(A))
+        first.release()
+        assert (await second).is_fork is False
+
     async def test_whoever_waits_is_served_when_a_slot_is_given_back_first_come_first(self) -> None:
         room = Room(1)
         first = await room.hold(pinned())
