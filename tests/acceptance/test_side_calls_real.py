@@ -83,6 +83,11 @@ async def run(stage: Stage) -> Load:
     return load
 
 
+def _saves(stage: Stage) -> str:
+    saved = [int(event["bytes"]) for event in stage.kvproxy.events("kv.session.save.success")]
+    return f"{len(saved)} saves of {sum(saved) / 1e6:.0f} MB"
+
+
 @pytest.mark.parametrize("flags", [TWO_SLOTS, ONE_SLOT], ids=["two slots", "one slot"])
 async def test_title_calls_cost_the_conversations_nothing(
     set_stage: SetStage, measured: Measured, flags: tuple[str, ...]
@@ -92,10 +97,10 @@ async def test_title_calls_cost_the_conversations_nothing(
     marks = {event["mark"] for event in stage.kvproxy.events("kv.request.auxiliary")}
     measured(
         f"{CONVERSATIONS} conversations on {flags[3]} slots, a title call after each turn, one over "
-        f"/v1/messages beside: {load.reuse:.4f} of their later prompts reused"
+        f"/v1/messages beside: {load.reuse:.4f} of their later prompts reused, {_saves(stage)}"
     )
     assert {answer.outcome for answer in load.side} == {"auxiliary"}
-    assert marks == {"OpenCode, Kilo (title)"}
+    assert marks <= {"OpenCode, Kilo (title)", "no tools"}
     assert load.reuse >= LEAST_REUSE
 
 
@@ -104,8 +109,7 @@ async def test_without_the_rule_the_same_load_is_measured_for_comparison(
 ) -> None:
     stage = await set_stage(*TWO_SLOTS, settings=("auxiliary.recognise=false",))
     load = await run(stage)
-    saves = stage.kvproxy.events("kv.session.save.success")
-    measured(f"the same on 2 slots without the rule: {load.reuse:.4f} reused, {len(saves)} saves")
+    measured(f"the same on 2 slots without the rule: {load.reuse:.4f} reused, {_saves(stage)}")
     assert "auxiliary" not in {answer.outcome for answer in load.side}
 
 
