@@ -69,6 +69,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "dialects.shapes",
         "dialects.canonical",
         "dialects.reading",
+        "dialects.usage",
         "doctor.check",
         "doctor.verdicts",
         "doctor.sizes",
