@@ -75,6 +75,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "dialects.shapes",
         "dialects.canonical",
         "dialects.reading",
+        "dialects.usage",
         "doctor.check",
         "doctor.verdicts",
         "doctor.sizes",

@@ -18,12 +18,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kvproxy.identifiers import SessionKey
 from kvproxy.sessions.lines import Asked, Cause, Kind, Line, Relation
 
 MAX_ENTRIES = 400_000
 """Of all lines together, some 15 MB; those unseen for longest are forgotten first."""
+MAX_BRANCHES = 10_000
+"""As many as there are sessions; about 1 kB each besides their lines."""
 MAX_LOOKED_AT = 64
 """Branches that a request is compared with; those of an id are bounded by a setting."""
 STATIC_BRANCHES = 4
@@ -71,11 +74,15 @@ class Match:
     cause: Cause | None = None
 
 
+_Lists = dict[bytes, dict[Branch, None]]
+"""Of each list the branch whose line changed last comes last."""
+
+
 @dataclass(slots=True)
 class _Scope:
     branches: OrderedDict[str, Branch] = field(default_factory=OrderedDict)
-    by_first: dict[bytes, list[Branch]] = field(default_factory=dict)
-    by_trace: dict[bytes, list[Branch]] = field(default_factory=dict)
+    by_first: _Lists = field(default_factory=dict)
+    by_trace: _Lists = field(default_factory=dict)
     is_static: bool = False
 
 
@@ -86,20 +93,20 @@ class _Candidate:
     is_past: bool = False
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, bool, int]:
         """What goes on from all of a line shares the reply to it too, which the line does not tell. Of equals
         that go on the eldest wins, of equals that were edited the youngest."""
-        goes_on = self.relation.kind is Kind.CONTINUED
-        return 2 * (
-            self.relation.shared + goes_on
-        ) + goes_on, -self.branch.born if goes_on else self.branch.born
+        if self.relation.kind is Kind.CONTINUED:
+            return self.relation.shared + 1, True, -self.branch.born
+        return self.relation.shared, False, self.branch.born
 
 
 class Branches:
-    """`max_entries` bounds what is remembered of all together."""
+    """What is remembered of all together is bounded by the number of branches and of their lines' entries."""
 
-    def __init__(self, *, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(self, *, max_entries: int = MAX_ENTRIES, max_branches: int = MAX_BRANCHES) -> None:
         self._max_entries = max_entries
+        self._max_branches = max_branches
         self._scopes: dict[bytes, _Scope] = {}
         self._recent: OrderedDict[Branch, None] = OrderedDict()
         self._entries = 0
@@ -188,7 +195,7 @@ class Branches:
         return best if best is not None else self._ending_alike(scope, asked)
 
     def _beginning_alike(self, scope: _Scope, asked: Asked) -> Iterator[_Candidate]:
-        for branch in scope.by_first.get(asked.line.first, [])[-MAX_LOOKED_AT:]:
+        for branch in islice(reversed(scope.by_first.get(asked.line.first, {})), MAX_LOOKED_AT):
             relation = asked.relation(branch.line)
             if relation is not None:
                 yield _Candidate(branch, relation)
@@ -199,7 +206,7 @@ class Branches:
     def _ending_alike(self, scope: _Scope, asked: Asked) -> _Candidate | None:
         if not scope.by_trace:
             return None
-        found = (branch for trace in asked.traces() for branch in reversed(scope.by_trace.get(trace, ())))
+        found = (branch for trace in asked.traces() for branch in reversed(scope.by_trace.get(trace, {})))
         # A side call that looks back at the whole conversation has no use for its tools.
         same = (branch for branch in found if branch.line.has_tools == asked.line.has_tools)
         branch = next(same, None)
@@ -244,9 +251,9 @@ class Branches:
 
     def _list(self, branch: Branch) -> None:
         scope = self._scopes[branch.scope]
-        scope.by_first.setdefault(branch.line.first, []).append(branch)
+        scope.by_first.setdefault(branch.line.first, {})[branch] = None
         for trace in branch.line.traces:
-            scope.by_trace.setdefault(trace, []).append(branch)
+            scope.by_trace.setdefault(trace, {})[branch] = None
         self._entries += _entries(branch)
         self.changes += 1
 
@@ -271,7 +278,7 @@ class Branches:
             del self._scopes[branch.scope]
 
     def _forget_beyond(self, newest: Branch) -> None:
-        while self._entries > self._max_entries and len(self._recent) > 1:
+        while self._entries > self._max_entries or len(self._recent) > self._max_branches:
             oldest = next(iter(self._recent))
             if oldest is newest:
                 return
@@ -298,9 +305,8 @@ def _entries(branch: Branch) -> int:
     return len(branch.line) + (len(branch.past) if branch.past else 0)
 
 
-def _remove(lists: dict[bytes, list[Branch]], at: bytes, branch: Branch) -> None:
-    rest = [one for one in lists.get(at, ()) if one is not branch]
-    if rest:
-        lists[at] = rest
-    else:
+def _remove(lists: _Lists, at: bytes, branch: Branch) -> None:
+    listed = lists.get(at, {})
+    listed.pop(branch, None)
+    if not listed:
         lists.pop(at, None)

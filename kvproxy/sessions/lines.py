@@ -141,7 +141,7 @@ class Asked:
     def traces(self) -> Iterator[bytes]:
         """The traces of which this could be the continuation, those of the latest end first. Reads all of
         the request: to be asked when nothing is known that begins alike."""
-        ends = range(len(self._reading.roles), self._reading.head, -1)
+        ends = range(self._count, self._reading.head, -1)
         for trace_of in (self._of_turn, self._of_inputs):
             for end in ends:
                 if (trace := trace_of(end)) is not None:
@@ -162,20 +162,29 @@ class Asked:
     def _is_raw(self) -> bool:
         return self._reading.prompt is not None
 
+    @property
+    def _count(self) -> int:
+        """The entries up to the last input: the beginning of a reply that is to be gone on with will not come
+        back as it is."""
+        count, roles = len(self._reading.roles), self._reading.roles
+        while count > self._reading.head + 1 and roles[count - 1] == REPLY:
+            count -= 1
+        return count
+
     def _line(self) -> Line:
         reading = self._reading
-        count = len(reading.digests)
+        count = self._count
         hasher = blake2b(key=self._secret, digest_size=LINK_BYTES)
         links = []
-        for digest in reading.digests:
+        for digest in reading.digests[:count]:
             hasher.update(digest)
             links.append(hasher.digest())
         roles = reading.roles
-        before_reply = roles.index(REPLY) if REPLY in roles else count
+        before_reply = roles.index(REPLY) if REPLY in roles[:count] else count
         rest = b"" if reading.prompt is None else reading.prompt[count * BLOCK_BYTES :]
         return Line(
             b"".join(links),
-            array("I", accumulate(reading.sizes)).tobytes(),
+            array("I", accumulate(reading.sizes[:count])).tobytes(),
             reading.head,
             before_reply,
             reading.has_tools,

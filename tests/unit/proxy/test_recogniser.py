@@ -205,3 +205,79 @@ def test_a_session_keeps_what_finding_its_boundary_needs() -> None:
     assert house.run(plain).asked is None
     kept = Call(**{name: getattr(plain, name) for name in Call.__slots__} | {"document": {"messages": []}})
     assert house.run(kept).asked == Asked("chat/completions", {"messages": []})
+
+
+# Claude Code, as it was recorded: all under one session id
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+REMINDER = {"type": "text", "text": "<system-reminder>Today is another day.</system-reminder>"}
+TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("Agent", "Bash", "Read")]
+
+
+def claude(
+    *messages: dict[str, Any],
+    system: str = "You are an agent.",
+    tools: Any = TOOLS,
+    agent: str = "",
+    cch: str = "0",
+) -> Call:
+    """A request with a stamp that differs each time and a mark on the last block of the last user message."""
+    stamp = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.{cch}; cch={cch};"}
+    *before, last = messages
+    marked = {**last, "content": [*last["content"][:-1], {**last["content"][-1], **MARK}]}
+    client = ClientId("x-claude-code-session-id", "66c9f377")
+    return call(
+        {
+            "system": [stamp, {"type": "text", "text": system, **MARK}],
+            "messages": [*before, marked],
+            "tools": tools,
+            "stream": True,
+        },
+        Identity(client, agent, client if agent else None),
+        path="/v1/messages",
+    )
+
+
+def says(role: str, *blocks: Any) -> dict[str, Any]:
+    return {
+        "role": role,
+        "content": [{"type": "text", "text": one} if isinstance(one, str) else one for one in blocks],
+    }
+
+
+MIDWAY = {"role": "system", "content": "Available agents: general-purpose."}
+USE = {"type": "tool_use", "id": "toolu_1", "name": "Agent", "input": {"prompt": "look around"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "done"}]}
+FIRST = says("user", REMINDER, "please look")
+TURN_TWO = (FIRST, MIDWAY, says("assistant", USE), says("user", RESULT))
+
+
+def test_claude_codes_conversation_its_agent_its_title_and_its_summary_are_told_apart() -> None:
+    house = House()
+    title = house.run(claude(says("user", "please look"), system="Write a title.", tools=[], cch="1"))
+    main = house.run(claude(FIRST, cch="2"))
+    agent = house.run(claude(says("user", REMINDER, "look around"), tools=TOOLS[:2], agent="a1", cch="3"))
+    assert len({title.key, main.key, agent.key}) == 3
+    assert agent.parent in (main.key, title.key)
+    assert house.run(claude(*TURN_TWO, cch="4")) is main
+    again = says("user", REMINDER, "look around"), says("assistant", "I look."), says("user", "further")
+    assert house.run(claude(*again, tools=TOOLS[:2], agent="a1", cch="5")) is agent
+
+    later = (*TURN_TWO, says("assistant", "It is done."), says("user", "thanks"))
+    assert house.run(claude(*later, cch="6")) is main
+    summary = (*later[:-1], says("user", "thanks", "Your task is to create a detailed summary."))
+    assert house.run(claude(*summary, cch="7")) is main
+    fresh = house.run(claude(says("user", REMINDER, "This session is continued from another one."), cch="8"))
+    assert fresh.key not in (main.key, title.key, agent.key)
+    assert house.run(claude(*later, says("assistant", "Welcome."), says("user", "more"), cch="9")) is main
+    assert not house.sink.of(StaticIdSeen)
+
+
+def test_a_fork_of_claude_code_knows_the_conversation_whose_words_it_has() -> None:
+    house = House()
+    house.run(claude(says("user", "please look"), system="Write a title.", tools=[]))
+    main = house.run(claude(*TURN_TWO))
+    fork = house.run(claude(*TURN_TWO, says("assistant", "so"), says("user", "task"), agent="f1"))
+    assert fork.key != main.key
+    assert fork.parent == main.key

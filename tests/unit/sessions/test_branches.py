@@ -176,6 +176,15 @@ def test_all_that_is_remembered_is_bounded() -> None:
     assert known.match("S:s U:0 A:b U:c A:d U:e A:f U:g").cause is Cause.NEW
 
 
+def test_no_more_branches_are_remembered_than_there_are_sessions() -> None:
+    known = Known(Branches(max_branches=10))
+    for n in range(50):
+        known.run(f"S:s U:{n}")
+    assert len(known.branches) == 10
+    assert known.match("S:s U:49 A:b U:c").cause is None
+    assert known.match("S:s U:39 A:b U:c").cause is Cause.NEW
+
+
 def test_edits_and_splits_leave_no_trace_in_the_count() -> None:
     known = Known(Branches(max_entries=60))
     for n in range(100):

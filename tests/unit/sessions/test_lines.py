@@ -45,6 +45,12 @@ def test_a_chat_relates_to_a_known_one(request_: str, expected: Kind | None) -> 
     assert kind(KNOWN, request_) is expected
 
 
+def test_a_reply_that_was_begun_for_the_model_may_come_back_whole() -> None:
+    assert kind("S:s U:a A:beg", "S:s U:a A:begun U:c") is GOES_ON
+    assert kind("S:s U:a", "S:s U:a A:beg") is GOES_ON
+    assert kind("S:s A:hello", "S:s A:hello U:a") is GOES_ON
+
+
 def test_a_window_that_slides_over_a_long_chat_shows_the_same_chat() -> None:
     long, short = "x" * TELLING_BYTES, "y"
     for reply, expected in ((long, REWRITTEN), (short, None)):
@@ -89,7 +95,7 @@ def test_the_opening_is_the_same_in_every_request_of_a_chat_and_no_other() -> No
 
 
 def test_sizes_add_up() -> None:
-    known = line("S:sss U:aaaa A:b")
+    known = line("S:sss U:aaaa A:b U:c")
     assert [known.bytes_of(n) for n in (1, 2, 3)] == [5, 9, 10]  # a system prompt is kept in quotes
     assert known.bytes_of(0) == 0
 
