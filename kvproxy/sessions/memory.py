@@ -25,7 +25,7 @@ from kvproxy.snapshots.atomic import write_atomic
 
 PERIOD_SECONDS = 2.0
 REST = 50
-"""Times as long as a write took, so that writing takes no more than 2 % of the time, however much is known."""
+"""Times as long as a write took: writing takes no more than 2 % of the time, however much is known."""
 SECRET_BYTES = 32
 MAX_BYTES = 256 << 20
 VERSION = 1
