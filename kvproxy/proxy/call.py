@@ -64,6 +64,16 @@ class Call:
         """Whether what it computes becomes a session's state."""
         return not self.is_anonymous and not self.is_bypass and not self.is_auxiliary
 
+    @property
+    def may_float(self) -> bool:
+        """Whether nobody but us has chosen that it is pinned: it names neither a conversation nor a slot."""
+        names_slot = self.reading is not None and "id_slot" in self.reading.document
+        return self.is_owner and self.client is None and not names_slot
+
+    def anonymous(self) -> Call:
+        """The same as a request of nobody, where the server has to choose the slot."""
+        return replace(self, reach=Reach.FLOATING, is_recognised=False)
+
     def unpinned(self) -> Call:
         """The same where the server has to choose the slot."""
         return replace(self, reach=Reach.FLOATING)

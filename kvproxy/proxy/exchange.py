@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -29,7 +29,7 @@ from kvproxy.proxy.sending import Sender
 from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.proxy.visit import Visit
 from kvproxy.telemetry.events import Emit
-from kvproxy.upstream.facts import Facts, ServerState
+from kvproxy.upstream.facts import Facts, PersistenceMode, ServerState
 
 MAX_LIVES = 3
 """How many lives of the server one request may see pass while it waits, before it is sent away."""
@@ -84,6 +84,9 @@ class Exchange:
         raise UpstreamError(message, status=503, retry_after_seconds=5, was_sent=False)
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
+        if visit.call.may_float and facts.persistence.mode is PersistenceMode.OFF:
+            # Pinned it could only lose: the server's own memory of prompts is for those it places itself.
+            visit = replace(visit, call=visit.call.anonymous())
         if visit.call.reach is Reach.PINNED:
             owner = self.recogniser.owner_of(visit.call, facts.model)
             if owner is not None and self.pinned.moorings.is_adrift(owner.session.key):
