@@ -29,6 +29,8 @@ from kvproxy.dialects.shapes import NO_SHAPE, SHAPES, Shape
 BLOCK_BYTES = 1024
 """Of a raw prompt; one that is shorter is computed faster than it is worth recognising."""
 DIGEST_BYTES = 16
+MOST_ENTRIES = 8192
+"""Of a longer body the rest is not told apart: no conversation has so many turns, but a body may."""
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
 OPTIONS, TOOLS, SYSTEM, PROMPT = "options", "tools", "system", "prompt"
@@ -152,7 +154,7 @@ class _Entries:
 
     def add_messages(self, messages: tuple[Mapping[str, Any], ...]) -> None:
         is_head = True
-        for message in messages:
+        for message in messages[:MOST_ENTRIES]:
             role = role_of(message)
             if role is None:
                 continue
@@ -164,7 +166,8 @@ class _Entries:
                 self.head += 1
 
     def add_blocks(self, prompt: bytes) -> None:
-        for start in range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        end = min(len(prompt), MOST_ENTRIES * BLOCK_BYTES)
+        for start in range(0, end - BLOCK_BYTES + 1, BLOCK_BYTES):
             self.add(PROMPT, prompt[start : start + BLOCK_BYTES])
 
 

@@ -90,6 +90,15 @@ class Call:
         is_nobodys = self.is_anonymous and not self.is_bypass and not self.is_auxiliary
         return replace(self, reach=Reach.PINNED) if is_one and not is_nobodys else self
 
+    @property
+    def may_float(self) -> bool:
+        """Whether nobody but us has chosen that it is pinned: it names neither a conversation nor a slot."""
+        return self.is_owner and self.client is None and not self.may_name_slot
+
+    def anonymous(self) -> Call:
+        """The same as a request of nobody, where the server has to choose the slot."""
+        return replace(self, reach=Reach.FLOATING, is_recognised=False)
+
     def unpinned(self) -> Call:
         """The same where the server has to choose the slot."""
         return replace(self, reach=Reach.FLOATING)

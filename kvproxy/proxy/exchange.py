@@ -31,7 +31,7 @@ from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.proxy.vigil import Vigil, Watchers
 from kvproxy.proxy.visit import Visit
 from kvproxy.telemetry.events import Emit
-from kvproxy.upstream.facts import Facts, ServerState
+from kvproxy.upstream.facts import Facts, PersistenceMode, ServerState
 
 MAX_LIVES = 3
 """How many lives of the server one request may see pass while it waits, before it is sent away."""
@@ -94,6 +94,9 @@ class Exchange:
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
         visit = self.sorter.sorted(visit, facts.model)
+        if visit.call.may_float and facts.persistence.mode is PersistenceMode.OFF:
+            # Pinned it could only lose: the server's own memory of prompts is for those it places itself.
+            visit = replace(visit, call=visit.call.anonymous())
         if facts.pins_messages and visit.call.endpoint.has_turns:
             visit = replace(visit, call=visit.call.pinned())
         if visit.call.reach is Reach.PINNED:

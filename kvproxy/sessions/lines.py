@@ -28,7 +28,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from itertools import accumulate
 
-from kvproxy.dialects.reading import BLOCK_BYTES, Reading
+from kvproxy.dialects.reading import BLOCK_BYTES, MOST_ENTRIES, Reading
 
 LINK_BYTES = 8
 REPLY = "assistant"
@@ -181,7 +181,7 @@ class Asked:
             links.append(hasher.digest())
         roles = reading.roles
         before_reply = roles.index(REPLY) if REPLY in roles[:count] else count
-        rest = b"" if reading.prompt is None else reading.prompt[count * BLOCK_BYTES :]
+        rest = (reading.prompt or b"")[count * BLOCK_BYTES :] if count < MOST_ENTRIES else b""
         return Line(
             b"".join(links),
             array("I", accumulate(reading.sizes[:count])).tobytes(),

@@ -286,5 +286,16 @@ async def test_without_the_setting_a_request_without_an_id_is_nobodys(tmp_path: 
         assert sessions_of(here) == 0
 
 
+async def test_where_nothing_can_be_saved_a_request_without_an_id_is_left_to_the_servers_own_memory(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, persists=False) as here:
+        answer = await ask(here.proxy, system(AGENT), user("hi"))
+        assert "X-KVProxy-Session" not in answer.headers
+        (sent,) = [call for call in here.fake.calls if call.path == CHAT]
+        assert b"id_slot" not in sent.body
+        assert sessions_of(here) == 0
+
+
 def sessions_of(here: House) -> int:
     return len(here.proxy.runtime.registry)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.dialects.reading import BLOCK_BYTES, Reading, read
+from kvproxy.dialects.reading import BLOCK_BYTES, MOST_ENTRIES, Reading, read
 
 HEAD = {"role": "system", "content": "You are a helper."}
 TURNS = [
@@ -45,6 +45,12 @@ def test_the_same_turns_are_the_same_whichever_endpoint_they_go_to() -> None:
 def test_a_longer_chat_begins_with_the_entries_of_a_shorter_one() -> None:
     short, long = chat(HEAD, TURNS[0]), chat(HEAD, *TURNS)
     assert long.digests[:2] == short.digests
+
+
+def test_a_body_of_any_number_of_turns_has_so_many_entries_and_no_more() -> None:
+    many = [{"role": "user", "content": str(n)} for n in range(MOST_ENTRIES + 9)]
+    assert len(chat(*many).digests) == MOST_ENTRIES
+    assert len(read("completion", {"prompt": STATIC * (MOST_ENTRIES + 9)}).digests) == MOST_ENTRIES
 
 
 def test_who_says_it_counts() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvproxy.dialects.reading import BLOCK_BYTES, Reading
+from kvproxy.dialects.reading import BLOCK_BYTES, MOST_ENTRIES, Reading
 from kvproxy.sessions.lines import TELLING_BYTES, Kind
 from tests.support.chats import asked, line, raw
 
@@ -121,6 +121,12 @@ def test_another_secret_gives_another_chain_throughout() -> None:
 )
 def test_a_raw_prompt_relates_to_a_known_one(known: str, request_: str, expected: Kind | None) -> None:
     assert kind(raw(known), raw(request_)) is expected
+
+
+def test_of_a_conversation_beyond_all_measure_the_beginning_tells() -> None:
+    whole = raw(BLOCK * (MOST_ENTRIES + 3))
+    assert kind(whole, raw(BLOCK * (MOST_ENTRIES + 3) + "more")) is GOES_ON
+    assert line(whole).rest_bytes == 0
 
 
 def test_a_line_shows_no_word() -> None:
