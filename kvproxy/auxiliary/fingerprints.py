@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
+from kvproxy.dialects.canonical import text_of
 from kvproxy.dialects.reading import Reading
 
 LOOKED_AT_CHARS = 8192
@@ -56,10 +57,16 @@ def _only_user(reading: Reading) -> str:
     return texts[0] if len(texts) == 1 else ""
 
 
+def _last_user(reading: Reading) -> str:
+    """Looked for from the end: the other messages may be many, and their texts long."""
+    said = (text_of(one.get("content")) for one in reversed(reading.messages) if one.get("role") == "user")
+    return next((text for text in said if text), "")
+
+
 _TAKE: Mapping[str, Callable[[Reading], str]] = {
     "system": lambda reading: reading.system_text,
     "only_user": _only_user,
-    "last_user": lambda reading: reading.last_user_text,
+    "last_user": _last_user,
 }
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvproxy.telemetry.events import RequestDone
 from tests.support.proxy import House, house
 from tests.support.talk import FILLER, Answer, Talk
@@ -279,3 +281,55 @@ async def test_a_server_that_was_not_gets_the_body_as_it_came(tmp_path: Path) ->
         await turn(here, letters)
         (asked,) = [call for call in here.fake.calls if call.path == PATH]
         assert json.loads(asked.body) == sent
+
+
+def claude_title(letters: Letters) -> dict[str, Any]:
+    """As Claude Code asks for one, under the same id."""
+    schema = {"type": "object", "properties": {"title": {"type": "string"}}}
+    return {
+        "model": "any",
+        "max_tokens": 12,
+        "system": [
+            {
+                "type": "text",
+                "text": "x-anthropic-billing-header: cc_version=2.1.197.bc5; cc_entrypoint=cli;",
+            },
+            {"type": "text", "text": "Generate a concise, sentence-case title (3-7 words) for this session."},
+        ],
+        "tools": [],
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+        "messages": [letters.messages[0]],
+    }
+
+
+@pytest.mark.parametrize(("slots", "outcome"), [(2, "resident"), (1, "restored")])
+async def test_a_title_call_under_the_same_id_costs_the_conversation_nothing(
+    tmp_path: Path, slots: int, outcome: str
+) -> None:
+    async with house(tmp_path, slots=slots) as here:
+        letters = Letters("alpha")
+        for number in range(3):
+            went = await turn(here, letters)
+            assert went.told[0] == (outcome if number else "cold")
+            assert went.reuses or not number
+            title = await here.proxy.post(PATH, claude_title(letters), **letters.headers)
+            assert (title.status, title.outcome) == (200, "auxiliary")
+            await here.proxy.at_rest()
+        assert len(here.manifests()) == 1
+
+
+async def test_agents_under_one_id_are_conversations_of_their_own(tmp_path: Path) -> None:
+    """Claude Code's sub-agents: other tools, another system prompt, their own header."""
+    async with house(tmp_path, slots=2) as here:
+        ids = {"X-Claude-Code-Session-Id": "one"}
+        main, agent = Letters("main"), Letters("agent")
+        sessions: dict[str, set[str | None]] = {"main": set(), "agent": set()}
+        for _ in range(3):
+            for one, more in ((main, {}), (agent, {"X-Claude-Code-Agent-Id": "a1"})):
+                answer = await here.proxy.post(PATH, one.body(), **ids, **more)
+                one.heard(answer.body["content"][0]["text"])
+                sessions[one.name].add(answer.headers.get("X-KVProxy-Session"))
+        assert [len(keys) for keys in sessions.values()] == [1, 1]
+        assert sessions["main"] != sessions["agent"]
+        await here.proxy.at_rest()
+        assert [done.outcome for done in here.proxy.done][2:] == ["resident"] * 4
