@@ -10,9 +10,23 @@ from urllib.parse import urlsplit
 
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.clock import Clock
-from kvproxy.identifiers import Owner, SnapshotName
+from kvproxy.dialects.patience import Patience
+from kvproxy.identifiers import Owner, ServerName, SnapshotName
+from kvproxy.proxy.call import Terms
+from kvproxy.proxy.recogniser import Recogniser
 from kvproxy.proxy.sending import Sender, WriteStall
-from kvproxy.settings.model import CheckpointSettings, ServerSettings, Settings, UpstreamSettings
+from kvproxy.proxy.vigil import Watchers
+from kvproxy.sessions.branches import Branches
+from kvproxy.sessions.identity import Sources
+from kvproxy.sessions.memory import BranchMemory
+from kvproxy.sessions.registry import SessionRegistry
+from kvproxy.settings.model import (
+    CheckpointSettings,
+    ServerSettings,
+    SessionSettings,
+    Settings,
+    UpstreamSettings,
+)
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.snapshots.alterations import Alteration, Alterations
 from kvproxy.snapshots.canaries import Canaries
@@ -20,6 +34,7 @@ from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotF
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.memory_kind import kind_of_setting
 from kvproxy.snapshots.names import new_name
+from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Emit
 from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.client import LlamaServer
@@ -109,3 +124,33 @@ def sender_of(
     """`api_key` is what the upstream wants."""
     stall = WriteStall(settings.write_stall_seconds, desk)
     return Sender(transport, watch, stall, api_key, settings.response_headers, settings.max_body_bytes)
+
+
+def watchers_of(settings: Settings, server: ServerName, tasks: TaskSet, emit: Emit) -> Watchers:
+    patience = Patience(settings.keep_alive.after_seconds, settings.keep_alive.every_seconds)
+    return Watchers(server, patience, tasks, emit, settings.server.response_headers)
+
+
+def recogniser_of(
+    settings: SessionSettings,
+    server: ServerName,
+    registry: SessionRegistry,
+    branches: Branches,
+    memory: BranchMemory,
+    emit: Emit,
+) -> Recogniser:
+    """The secret is asked for late: it is read when kvproxy starts."""
+    bound = settings.max_branches_per_session
+    return Recogniser(server, registry, branches, emit, max_branches=bound, secret=lambda: memory.secret)
+
+
+def terms_of(settings: Settings) -> Terms:
+    """How requests are taken in."""
+    sessions = settings.sessions
+    return Terms(
+        Sources(sessions.headers, sessions.body_fields),
+        sessions.implicit,
+        bool(settings.security.api_keys),
+        settings.server.max_body_bytes,
+        sessions.still_billing_stamp,
+    )

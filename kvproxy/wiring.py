@@ -19,14 +19,18 @@ from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.checkpoint.rounds import Endings, Flushed, Rounds
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
+from kvproxy.dialects.endpoints import LABELS
 from kvproxy.errors import CapacityError, ErrorCode, StateDirError, StateDirTaken
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.app import ClientFace, FaceParts
-from kvproxy.proxy.endpoints import LABELS
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.pinned import PinnedRequests
+from kvproxy.proxy.sorter import Sorter
+from kvproxy.proxy.steering import Steering
 from kvproxy.proxy.unpinned import UnpinnedRequests
+from kvproxy.sessions.branches import Branches
+from kvproxy.sessions.memory import BranchMemory
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.settings.model import Settings
 from kvproxy.slots.leases import LeaseDesk
@@ -48,6 +52,7 @@ from kvproxy.upstream.facts import Standing
 from kvproxy.upstream.findings import WatchParts
 from kvproxy.upstream.late_canary import LateCanary
 from kvproxy.upstream.living import LivingSlots
+from kvproxy.upstream.messages_pin import honours_messages_pin
 from kvproxy.upstream.obstruction import Obstruction
 from kvproxy.upstream.probe import Probe
 from kvproxy.upstream.transport import Transport
@@ -82,6 +87,7 @@ class Runtime:
     async def start(self) -> None:
         """Raises StateDirTaken if another kvproxy uses the state directory. One that cannot be used only
         means that nothing is saved; an absent server is no error."""
+        await self.sorter.load()
         await self.inspection.run_once()
         await self.living.load()
         self.tasks.spawn(self.sentinel.run(), name="sentinel")
@@ -104,11 +110,16 @@ class Runtime:
             return str(error)
         except StateDirError as error:
             return str(error)
-        if (complaint := await self.canaries.load()) is not None:
-            self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
+        for complaint in (await self.canaries.load(), await self.memory.load()):
+            self._warn(complaint)
+        self.tasks.spawn(self.memory.run(self._warn), name="memory of conversations")
         for m in self.store.all():
             self.registry.adopt(m.key, m.client_digest, m.model, m.last_used_at, m.current.revision)
         return ""
+
+    def _warn(self, complaint: str | None) -> None:
+        if complaint is not None:
+            self.bus.emit(Warned(complaint, ErrorCode.METADATA_IO))
 
     async def drain(self, budget_seconds: float) -> Flushed:
         """Take nothing new, let what runs finish, save what is dirty: all within the budget.
@@ -141,6 +152,7 @@ class Runtime:
         self.sentinel.close()
         await self.tasks.cancel()
         await self.living.write()
+        self._warn(await self.memory.write())
         await self.client.close()
         await self.transport.close()
         await self.store.close()
@@ -170,7 +182,9 @@ class Runtime:
         self.transport = Transport(upstream.url, self.clock, connect_timeout=upstream.connect_timeout_seconds)
         self.standing = Standing()
         self.table = SlotTable(self.clock)
-        self.registry = SessionRegistry(self.clock)
+        self.branches = Branches()
+        self.memory = BranchMemory(Path(settings.state_dir), self.branches)
+        self.registry = SessionRegistry(self.clock, on_forget=self.branches.forget)
         self.desk = LeaseDesk(
             self.table,
             self.clock,
@@ -178,6 +192,7 @@ class Runtime:
             max_wait_seconds=settings.queue.max_wait_seconds,
             on_change=lambda: self.rounds.slots_changed(),
             on_unseen=lambda: self.probe.want(),
+            set_apart=upstream.set_apart,
         )
         self.probe = Probe(
             self.client,
@@ -215,6 +230,7 @@ class Runtime:
             process_changed=self.transport.drop_idle,
             readopt=lambda props, slots: self.living.readopt(props, slots),
             try_out=lambda slots: try_out(self.client, slots, scratch),
+            honours_messages_pin=lambda slots: honours_messages_pin(self.client, slots),
         )
         self.watch = Watch(self.watch_parts)
         self.living = LivingSlots(
@@ -327,6 +343,10 @@ class Runtime:
         sender = assembly.sender_of(
             settings.server, self.upstream.api_key, self.transport, self.watch, self.desk
         )
+        recogniser = assembly.recogniser_of(
+            settings.sessions, self.server, self.registry, self.branches, self.memory, self.bus.emit
+        )
+        self.sorter = Sorter(self.server, settings.auxiliary, self.bus.emit, recogniser.knows)
         moorings = Moorings(self.table, self.checkpointer, self.policy)
         needs = Needs()
         pinned = PinnedRequests(
@@ -340,13 +360,16 @@ class Runtime:
             moorings,
             self.probe,
             self.volatility,
+            recogniser,
             self.policy,
             needs,
             self.watch.findings.found_shared,
             self.clock,
         )
+        is_exact = settings.sessions.exact_messages
         unpinned = UnpinnedRequests(
-            holder, sender, self.preparer, self.probe, self.table, moorings, needs, self.clock
+            pinned,
+            Steering(self.desk, self.preparer, self.shaper, recogniser, self.client, self.tasks, is_exact),
         )
         self.exchange = Exchange(
             self.server,
@@ -354,7 +377,9 @@ class Runtime:
             sender,
             pinned,
             unpinned,
-            self.registry,
+            self.sorter,
+            assembly.watchers_of(settings, self.server, self.tasks, self.bus.emit),
+            recogniser,
             self.clock,
             self.bus.emit,
             is_ending=lambda: self.is_ending,
@@ -392,9 +417,8 @@ class Runtime:
                 settings.security.allowed_hosts,
                 settings.security.allow_management,
                 self.upstream.api_key is not None or bool(settings.security.api_keys),
-                settings.sessions.headers,
-                settings.server.max_body_bytes,
+                assembly.terms_of(settings),
                 is_draining=lambda: self.is_draining,
-                needs_documents=lambda: self.shaper.is_needed or self.restorer.cutter.is_wanted,
+                needs_documents=lambda: is_exact or self.shaper.is_needed or self.restorer.cutter.is_wanted,
             )
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.boundary.continuations import Document, Ending, NoBoundary, Reason, continuations
-from kvproxy.boundary.dialects import CHAT, as_chat
+from kvproxy.dialects.as_chat import CHAT, as_chat
 from kvproxy.token_ids import shared_length
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.replies import Obstacle, Unavailable

@@ -117,7 +117,7 @@ class Checkpointer:
     def may_save(self, key: SessionKey) -> bool:
         """Whether this session's work is to be kept, on this server."""
         session = self._p.registry.find(key)
-        is_wanted = session is None or session.may_persist
+        is_wanted = session is None or (session.may_persist and not session.is_passing)
         return is_wanted and self._p.standing.facts.persistence.may_save
 
     def _reason_to_skip(self, occupancy: Occupancy, trigger: Trigger) -> CheckpointOutcome | None:

@@ -30,7 +30,7 @@ from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.publisher import Checkpoint
 from kvproxy.checkpoint.restorer import Restoration, Restorer
 from kvproxy.errors import ErrorCode, ReplyError
-from kvproxy.identifiers import Epoch, SessionKey, SlotId, short
+from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
 from kvproxy.sessions.session import Session
 from kvproxy.slots.cells import has_room, next_to_empty
 from kvproxy.slots.leases import Lease
@@ -141,6 +141,19 @@ class Preparer:
             await self._blank(lease, occupant, session)
             return self._cold(lease, session, Reason.SESSION_BUSY if lease.is_fork else Reason.NO_SNAPSHOT)
         return await self._bring_back(lease, session, occupant)
+
+    def has_stored(self, session: Session) -> bool:
+        """Whether there is, or may soon be, a snapshot of it."""
+        is_being_written = self._checkpointer.publisher.running(session.key, Revision(0)) is not None
+        return is_being_written or bool(self._p.store.find_any(session.key))
+
+    def leave_cold(self, lease: Lease, session: Session) -> Preparation:
+        """The preparation of a request for which there is nothing to bring back."""
+        return self._cold(lease, session, _reason(session, Restoration(RestoreOutcome.NO_SNAPSHOT)))
+
+    def slots_changed(self) -> None:
+        """A slot became usable behind the back of every lease."""
+        self._p.slots_changed()
 
     async def vacate(self, lease: Lease, slot: SlotId, newcomer: Session | None) -> ReplyError | None:
         """End the stay of whoever lives in `slot`, saved first."""
@@ -286,7 +299,8 @@ class Preparer:
 
     def _cold(self, lease: Lease, session: Session | None, reason: Reason) -> Preparation:
         if session is not None:
-            self._p.emit(SessionCold(self._p.server, lease.slot, short(session.key), reason))
+            slot = lease.slots[0] if len(lease.slots) == 1 else None
+            self._p.emit(SessionCold(self._p.server, slot, short(session.key), reason))
         return Preparation(Outcome.COLD, reason)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
 from kvproxy.checkpoint.verdict import verdict_of
 from kvproxy.clock import Clock
@@ -12,7 +14,7 @@ from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.tap import Tap
 from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import Emit, RequestDone, RequestFailed, RestoreProvedIneffective
-from kvproxy.upstream.replies import OUT_OF_ROOM, Usage
+from kvproxy.upstream.replies import OUT_OF_ROOM, Completed, Usage
 
 WRITE_STALL = "write_stall"
 
@@ -23,7 +25,7 @@ class Account:
     def __init__(self, server: ServerName, call: Call, clock: Clock, emit: Emit, began: float) -> None:
         self._server = server
         self._label = call.endpoint.label
-        self._is_nobodys = call.client is None
+        self._is_nobodys = call.is_anonymous
         self._clock = clock
         self._emit = emit
         self._began = began
@@ -86,6 +88,18 @@ class Account:
         if self._preparation.reason is not None:
             told["X-KVProxy-Reason"] = self._preparation.reason.value
         return told
+
+    def had_computed(self, before: Completed) -> None:
+        """The prompt had been computed by a request of ours, which the answer cannot know."""
+        usage = self.usage
+        computed = before.computed + (usage.computed or 0)
+        self._usage = replace(usage, computed=computed, reused=before.reused)
+
+    def ran_in(self, slot: SlotId | None) -> None:
+        """Where it was seen to run; None if that is not known. In another slot than the one that was made
+        ready, the answer tells nothing of what that held."""
+        if slot is None or slot != self._slot:
+            self._slot, self._stored_tokens = slot, None
 
     # -- at the end ------------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from kvproxy.dialects.endpoints import Endpoint, Reach, classify
 from kvproxy.errors import CapacityError, ErrorCode, ReplyError
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.account import refusal
-from kvproxy.proxy.call import Call, receive
-from kvproxy.proxy.endpoints import Endpoint, Reach, classify
+from kvproxy.proxy.call import Call, Terms, receive
 from kvproxy.proxy.envelope import error_response
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.guard import check_host, forbidden, origin_form
@@ -36,8 +36,7 @@ class FaceParts:
     allows_management: bool
     has_api_keys: bool
     """Then the server's slots are shown to nobody: they hold other users' prompts."""
-    session_headers: tuple[str, ...]
-    max_body_bytes: int
+    terms: Terms
     is_draining: Callable[[], bool]
     needs_documents: Callable[[], bool]
     """Whether the bodies of requests are of use after they were sent."""
@@ -107,8 +106,7 @@ class ClientFace:
         return await receive(
             request,
             endpoint,
-            self._p.session_headers,
-            self._p.max_body_bytes,
+            self._p.terms,
             keeps_document=self._p.needs_documents(),
         )
 

@@ -11,28 +11,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.clock import Clock
+from kvproxy.dialects.endpoints import Reach
 from kvproxy.errors import ErrorCode, NotPinned, ReplyError, UpstreamError
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
-from kvproxy.proxy.endpoints import Reach
 from kvproxy.proxy.holding import Holder, require_slots
 from kvproxy.proxy.pinned import PinnedRequests
+from kvproxy.proxy.recogniser import Owner, Recogniser
 from kvproxy.proxy.sending import Sender
+from kvproxy.proxy.sorter import Sorter
 from kvproxy.proxy.unpinned import UnpinnedRequests
+from kvproxy.proxy.vigil import Vigil, Watchers
 from kvproxy.proxy.visit import Visit
-from kvproxy.sessions.key import derive_key
-from kvproxy.sessions.registry import SessionRegistry
-from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import Emit
-from kvproxy.upstream.facts import Facts, ServerState
+from kvproxy.upstream.facts import Facts, PersistenceMode, ServerState
 
 MAX_LIVES = 3
 """How many lives of the server one request may see pass while it waits, before it is sent away."""
@@ -47,7 +46,9 @@ class Exchange:
     sender: Sender
     pinned: PinnedRequests
     unpinned: UnpinnedRequests
-    registry: SessionRegistry
+    sorter: Sorter
+    watchers: Watchers
+    recogniser: Recogniser
     clock: Clock
     emit: Emit
     is_ending: Callable[[], bool]
@@ -56,16 +57,21 @@ class Exchange:
     async def serve(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
         """The answer to a request that may run inference. Raises ReplyError where we answer instead."""
         account = Account(self.server, call, self.clock, self.emit, self.clock.now())
+        vigil = Vigil(self.watchers, request, call)
         try:
-            return await self._serve(Visit(request, call, account))
+            return await self._serve(Visit(request, call, account, vigil))
         except ReplyError as error:
             account.refused(error)
-            raise
+            if vigil.begun is None:
+                raise
+            return await vigil.refuse(error)
         except asyncio.CancelledError:
             if self.is_ending():
                 account.cut_off(ErrorCode.DRAINING)
             account.client_left()
             raise
+        finally:
+            vigil.end()
 
     async def pass_by(self, request: web.BaseRequest) -> web.StreamResponse:
         """A request that runs no inference: body and answer stream through."""
@@ -87,12 +93,27 @@ class Exchange:
         raise UpstreamError(message, status=503, retry_after_seconds=5, was_sent=False)
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
+        visit = self.sorter.sorted(visit, facts.model)
+        if visit.call.may_float and facts.persistence.mode is PersistenceMode.OFF:
+            # Pinned it could only lose: the server's own memory of prompts is for those it places itself.
+            visit = replace(visit, call=visit.call.anonymous())
+        if facts.pins_messages and visit.call.endpoint.has_turns:
+            visit = replace(visit, call=visit.call.pinned())
         if visit.call.reach is Reach.PINNED:
-            session = self._session(visit.call, facts)
-            if session is not None and self.pinned.moorings.is_adrift(session.key):
-                return await self.unpinned.serve_adrift(visit, session)
-            return await self.pinned.serve(visit, session)
+            owner = self._owner(visit, facts)
+            if owner is not None and self.pinned.moorings.is_adrift(owner.session.key):
+                return await self.unpinned.serve_adrift(visit, owner)
+            return await self.pinned.serve(visit, owner)
+        if visit.call.reach is Reach.FLOATING and visit.call.endpoint.has_turns:
+            owner = self._owner(visit, facts)
+            if owner is not None:
+                return await self.unpinned.serve_steered(visit, owner)
         return await self.unpinned.serve(visit)
+
+    def _owner(self, visit: Visit, facts: Facts) -> Owner | None:
+        owner = self.recogniser.owner_of(visit.call, facts.model)
+        visit.vigil.session = None if owner is None else owner.session
+        return owner
 
     async def _stray(self, visit: Visit, facts: Facts) -> web.StreamResponse:
         """To a server whose slots we do not choose, or that is not ready and will say so itself."""
@@ -100,6 +121,7 @@ class Exchange:
         desk = self.holder.desk
         if not facts.pins:
             # Not before the last pinned request is over: an unpinned one could meet it in its slot.
+            visit.vigil.waits()
             await desk.until_all_returned()
         desk.stray_began()
         try:
@@ -108,13 +130,3 @@ class Exchange:
             desk.stray_ended()
         visit.account.done(response)
         return response
-
-    def _session(self, call: Call, facts: Facts) -> Session | None:
-        if not call.is_owner or call.client is None:
-            return None
-        key = derive_key(self.server, "", facts.model, call.client)
-        session = self.registry.touch(key, call.client.digest, facts.model)
-        session.may_persist = session.may_persist and call.may_persist
-        session.opening = call.opening
-        session.asked = None if call.document is None else Asked(call.endpoint.label, call.document)
-        return session

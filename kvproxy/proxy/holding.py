@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from kvproxy.errors import UpstreamError
 from kvproxy.identifiers import ServerName, SlotId, short
-from kvproxy.proxy.account import Account
+from kvproxy.proxy.vigil import Vigil
+from kvproxy.proxy.visit import Visit
 from kvproxy.slots.leases import Lease, LeaseDesk, Want
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Emit, SlotAcquired, SlotReleased
@@ -34,11 +35,11 @@ class Holder:
     tasks: TaskSet
     emit: Emit
 
-    async def acquire(self, want: Want, account: Account) -> Lease | None:
+    async def acquire(self, want: Want, visit: Visit) -> Lease | None:
         """A lease on a server that was asked, after any wait, whether it is still the same; None if it is
         not, and the request has to begin again."""
-        account.asks()
-        lease = await self.desk.acquire(want)
+        visit.account.asks()
+        lease = await self.desk.acquire(want, visit.vigil.waits)
         try:
             facts = await self.watch.confirm()
             require_slots(self.watch.url, facts)
@@ -51,11 +52,11 @@ class Holder:
         self.emit(SlotAcquired(self.server, *_named(lease), want.purpose, lease.waited_seconds))
         return lease
 
-    async def depart(self, lease: Lease) -> None:
+    async def depart(self, lease: Lease, vigil: Vigil) -> None:
         """Wait until the request of `lease` may be sent, with the very next step. If the client leaves
         meanwhile, the lease is given back."""
         try:
-            await self.desk.depart(lease)
+            await self.desk.depart(lease, vigil.waits)
         except BaseException:
             self.release(lease)
             raise
@@ -65,9 +66,10 @@ class Holder:
         lease.release()
         self.emit(SlotReleased(self.server, *named, lease.want.purpose))
 
-    async def see_through(self, lease: Lease, work: Coroutine[Any, Any, T]) -> T:
+    async def see_through(self, lease: Lease, vigil: Vigil, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` under `lease`. If it fails, or the client leaves and it is finished all the same, the
         lease is given back here."""
+        vigil.waits()
         task = self.tasks.spawn(work, name="prepare a slot")
         try:
             return await asyncio.shield(task)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from kvproxy.boundary.continuations import ending_of
-from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.mooring import Moorings
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Trigger, Verdict
@@ -18,6 +16,8 @@ from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.proxy.holding import Holder
+from kvproxy.proxy.lessons import learn
+from kvproxy.proxy.recogniser import Owner, Recogniser
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
 from kvproxy.proxy.sending import Sender
@@ -40,7 +40,8 @@ LAUNCH_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A request about to be sent. `before` is the slot's occupancy as prepared, `stay` the one to be."""
+    """A request about to be sent. `session` is whose it is, None if it owns nothing; `before` is the slot's
+    occupancy as prepared, `stay` the one to be."""
 
     visit: Visit
     lease: Lease
@@ -61,40 +62,54 @@ class PinnedRequests:
     moorings: Moorings
     probe: Probe
     volatility: Volatility
+    recogniser: Recogniser
     policy: CheckpointPolicy
     needs: Needs
     shares: Shares
     clock: Clock
 
-    async def serve(self, visit: Visit, session: Session | None) -> RelayedResponse | None:
+    async def serve(self, visit: Visit, owner: Owner | None) -> RelayedResponse | None:
         """The answer; None if it has to begin again: the server became another one before the request was
         sent, or its conversation is not to be pinned any more."""
-        need = self._need(visit, session)
-        key = session.key if session else None
-        want = Want(Purpose.PINNED, key, need.thought, need.at_worst)
-        lease = await self.holder.acquire(want, visit.account)
+        named = owner.session if owner else None
+        need = self._need(visit, named)
+        want = Want(Purpose.PINNED, named.key if named else None, need.thought, need.at_worst)
+        lease = await self.holder.acquire(want, visit)
         if lease is None:
             return None
-        if session is not None and self.moorings.is_adrift(session.key):
+        if named is not None and self.moorings.is_adrift(named.key):
             self.holder.release(lease)
             return None
+        session = self._settled(owner, lease)
         preparation: Preparation | ReplyError | None = None
         if not self.moorings.loose and self.preparer.is_certain(lease):
             preparation = self.preparer.at_once(lease, session)
         if preparation is None:
-            preparation = await self.holder.see_through(lease, self._prepare(lease, session))
+            preparation = await self.holder.see_through(lease, visit.vigil, self._prepare(lease, session))
         if isinstance(preparation, ReplyError):
             self.holder.release(lease)
             raise preparation
-        await self.holder.depart(lease)
+        await self.holder.depart(lease, visit.vigil)
         if lease.is_void or self._was_emptied(lease, preparation):
             self.holder.release(lease)
             return None
         before = self.table.view(lease.slot).occupancy
         visit.account.prepared(
-            visit.shown(preparation), session, lease.slot, before.tokens if before else None
+            visit.shown(preparation), session or named, lease.slot, before.tokens if before else None
         )
-        return await self._run(_Run(visit, lease, session, before, before or _new_stay(session, lease)))
+        stay = before
+        if before is None and session is not None:
+            stay = new_stay(session)
+        return await self._run(_Run(visit, lease, session, before, stay))
+
+    def _settled(self, owner: Owner | None, lease: Lease) -> Session | None:
+        """Whose the request is where it runs; None if it owns nothing there."""
+        if owner is None:
+            return None
+        if lease.is_fork:
+            return self.recogniser.runs_elsewhere(owner)
+        self.recogniser.runs_at_home(owner)
+        return owner.session
 
     def _was_emptied(self, lease: Lease, preparation: Preparation) -> bool:
         """Whether a look at the slots has shown since that what was found in the slot is there no more."""
@@ -184,7 +199,8 @@ class PinnedRequests:
         self._measure(run, usage)
         if changed is None:
             return None
-        self._learn(run, changed, usage)
+        if run.session is not None:
+            learn(self.shaper, run.session, run.before, changed, usage)
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
 
     async def _mend(self, run: _Run, said: bytes) -> bool:
@@ -206,17 +222,6 @@ class PinnedRequests:
         if run.session is not None:
             run.session.measure = measure
 
-    def _learn(self, run: _Run, stay: Occupancy, usage: Usage) -> None:
-        """Remember what a snapshot in the right form will need to be made, and what this answer showed."""
-        session = run.session
-        if session is None:
-            return
-        if run.before is not None:
-            self.shaper.observe(session, run.before, usage.prompt, usage.reused)
-        session.turn = None
-        if session.asked is not None:
-            session.turn = Turn(session.asked, ending_of(usage.finish_reason), usage.prompt, stay.revision)
-
     def _dropped(self, run: _Run) -> None:
         """The server may go on with it: the slot is nobody's until it was seen idle."""
         visit, lease = run.visit, run.lease
@@ -229,7 +234,7 @@ class PinnedRequests:
     def _end(self, run: _Run, after: Trigger | None) -> None:
         if not run.lease.is_void:
             view = self.table.view(run.lease.slot)
-            if run.session is not None and not run.lease.is_fork:
+            if run.session is not None:
                 remember(run.session, view.occupancy)
             if self.moorings.are_needed and view.state is SlotState.RESIDENT and view.occupancy is not None:
                 self.holder.tasks.spawn(self._moor(run.lease, view.occupancy), name="moor a session")
@@ -255,7 +260,3 @@ class PinnedRequests:
             await self.checkpointer.save(lease.slot, lease.epoch, trigger)
         finally:
             self.holder.release(lease)
-
-
-def _new_stay(session: Session | None, lease: Lease) -> Occupancy | None:
-    return None if session is None or lease.is_fork else new_stay(session)

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from aiohttp import HttpVersion11, web
 
+from kvproxy.dialects.reading import Reading, read
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.proxy.rewrite import BOM
 
@@ -87,8 +88,9 @@ def _too_large(max_bytes: int) -> ReplyError:
     return ReplyError(ErrorCode.BODY_TOO_LARGE, message, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE.value)
 
 
-async def parse_object(body: bytes, content_encoding: str | None = None) -> dict[str, Any] | None:
-    """The body as JSON, or None if it is encoded, no JSON, or no object. Never raises.
+async def understand(body: bytes, label: str, content_encoding: str | None = None) -> Reading | None:
+    """What the body says at the endpoint of that label, or None if it is encoded, no JSON, or no object.
+    Never raises.
 
     A large body is parsed in a thread. The parser keeps the interpreter's lock while it works (some 2 to
     4 ms per megabyte), so other streams still feel it; only the loop's own turn ends sooner.
@@ -96,8 +98,13 @@ async def parse_object(body: bytes, content_encoding: str | None = None) -> dict
     if (content_encoding or "identity").strip().lower() != "identity":
         return None
     if len(body) > THREAD_BYTES:
-        return await asyncio.to_thread(_parse, body)
-    return _parse(body)
+        return await asyncio.to_thread(_understand, body, label)
+    return _understand(body, label)
+
+
+def _understand(body: bytes, label: str) -> Reading | None:
+    document = _parse(body)
+    return None if document is None else read(label, document)
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:

@@ -181,21 +181,16 @@ async def relay(
     stall: Stall | None = None,
     on_stall: Callable[[], None] = lambda: None,
     said: bytes = b"",
+    begun: RelayedResponse | None = None,
 ) -> RelayedResponse:
     """The whole of one answer; the result is what the request handler returns. `said` is what was read of its
-    body before.
+    body before, `begun` the answer if its head was sent before: then it goes on with the body.
 
     `on_headers` is called when the head has been written, `on_stall` before a client is cut off for not
     reading. Closes `upstream` unless it was read to its end. A client that leaves while we read ends this by
     cancellation.
     """
-    response = RelayedResponse(
-        status=upstream.status,
-        reason=upstream.reason or "",
-        headers=client_headers(upstream.raw_headers),
-        holds_head=upstream.is_whole,
-    )
-    response.headers.update(extra_headers)
+    response = begun or _response_to(upstream, extra_headers)
     if tap is not None:
         tap.begin(upstream.header(b"content-encoding"))
     watch = _StallWatch(request, stall, on_stall) if stall is not None else None
@@ -208,6 +203,17 @@ async def relay(
         if watch is not None:
             watch.stop()
         upstream.close()
+    return response
+
+
+def _response_to(upstream: UpstreamAnswer, extra_headers: Mapping[str, str]) -> RelayedResponse:
+    response = RelayedResponse(
+        status=upstream.status,
+        reason=upstream.reason or "",
+        headers=client_headers(upstream.raw_headers),
+        holds_head=upstream.is_whole,
+    )
+    response.headers.update(extra_headers)
     return response
 
 

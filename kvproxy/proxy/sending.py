@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from kvproxy.dialects.patience import failure_of_answer
 from kvproxy.errors import UpstreamError
 from kvproxy.proxy.account import WRITE_STALL
 from kvproxy.proxy.headers import upstream_headers
@@ -23,6 +24,8 @@ Mend = Callable[[bytes], Awaitable[bool]]
 and the request is to be sent once more."""
 
 MAX_ERROR_BYTES = 16 << 10
+EVENT_STREAM = "text/event-stream"
+EXPOSE = "Access-Control-Expose-Headers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Sender:
         `on_headers` is called when the server's came."""
         request, account = visit.request, visit.account
         account.sent()
+        visit.vigil.sent()
         upstream, said = await self._begin(request, body), b""
         account.headers_came()
         on_headers()
@@ -70,20 +74,45 @@ class Sender:
             if await mend(said):
                 upstream.close()
                 upstream, said = await self._begin(request, body), b""
+        if (begun := visit.vigil.begun) is not None:
+            said = said or await self._first_word(upstream)
+            visit.vigil.end()
+            if not _is_stream(upstream):
+                return await self._tell(visit, upstream, said)
         response = await relay(
             request,
             upstream,
-            extra_headers=account.headers() if self.shows_headers else {},
+            extra_headers=(
+                _exposed(account.headers(), request, upstream) if self.shows_headers and begun is None else {}
+            ),
             tap=account.tap,
             stall=self.stall,
             on_stall=lambda: account.cut_off(WRITE_STALL),
             said=said,
+            begun=begun,
         )
         if response.ending is Ending.UPSTREAM_BROKE:
             self.watch.suspect()
         elif response.ending is Ending.COMPLETE:
             self.watch.confirmed()
         return response
+
+    async def _first_word(self, upstream: UpstreamAnswer) -> bytes:
+        """The first of the body; the client is kept waiting until then. Raises UpstreamError if none comes:
+        of an answer that we began, its client can still be told what happened."""
+        try:
+            return await upstream.content.readany()
+        except READ_ERRORS as error:
+            upstream.close()
+            self.watch.suspect()
+            raise UpstreamError(f"the upstream broke off before it answered: {error}") from error
+
+    async def _tell(self, visit: Visit, upstream: UpstreamAnswer, said: bytes) -> RelayedResponse:
+        """Tell inside the stream that we began what the server answered instead of one."""
+        said += await _read_error(upstream)
+        upstream.close()
+        self.watch.confirmed()
+        return await visit.vigil.fail(failure_of_answer(upstream.status, said))
 
     async def _begin(self, request: web.BaseRequest, body: bytes) -> UpstreamAnswer:
         try:
@@ -100,6 +129,20 @@ class Sender:
             host=request.headers.get("Host"),
             api_key=self.api_key,
         )
+
+
+def _is_stream(upstream: UpstreamAnswer) -> bool:
+    encoding = upstream.header(b"content-encoding") or "identity"
+    kind = (upstream.header(b"content-type") or "").partition(";")[0].strip().lower()
+    return upstream.status == HTTPStatus.OK and kind == EVENT_STREAM and encoding.lower() == "identity"
+
+
+def _exposed(own: dict[str, str], request: web.BaseRequest, upstream: UpstreamAnswer) -> dict[str, str]:
+    """Our headers, with the one by which a browser lets its page read them."""
+    if own and "Origin" in request.headers:
+        before = upstream.header(EXPOSE.lower().encode())
+        own[EXPOSE] = ", ".join([*([before] if before else []), *own])
+    return own
 
 
 async def _read_error(upstream: UpstreamAnswer) -> bytes:

@@ -11,9 +11,10 @@ from typing import Any
 from aiohttp import HttpVersion10, HttpVersion11, http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
+from kvproxy.dialects.endpoints import classify
+from kvproxy.dialects.errors import error_json
 from kvproxy.errors import SettingsError
-from kvproxy.proxy.endpoints import classify
-from kvproxy.proxy.envelope import JSON, SERVER, error_json
+from kvproxy.proxy.envelope import JSON, SERVER
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

@@ -1,146 +1,228 @@
 """Requests whose slot the server chooses: under a lease of all free slots until it was seen where they run,
 or of all slots, to their end, if they may use several.
 
-A request of a session that is adrift *adopts* the slot it took: what it leaves there is the session's, and
-is saved at the end as any other answer is.
+A request of a conversation *adopts* the slot it took: what it leaves there is the conversation's, as any
+pinned answer is. Of `/v1/messages` the slot is foreseen (`steering`); that of a conversation that is adrift
+only the server can find.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvproxy.checkpoint.mooring import Moorings
-from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
-from kvproxy.checkpoint.preparer import Preparer
-from kvproxy.clock import Clock
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
+from kvproxy.checkpoint.policy import after_request
+from kvproxy.dialects.endpoints import Reach
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.identifiers import SlotId
-from kvproxy.proxy.endpoints import Reach
-from kvproxy.proxy.holding import Holder
+from kvproxy.proxy.lessons import learn
+from kvproxy.proxy.pinned import PinnedRequests
+from kvproxy.proxy.recogniser import Owner
 from kvproxy.proxy.relay import Ending, RelayedResponse
 from kvproxy.proxy.rewrite import splice
-from kvproxy.proxy.sending import Sender
 from kvproxy.proxy.stays import new_stay, remember, stay_after, tokens_after
+from kvproxy.proxy.steering import NOWHERE, Aim, Steering
 from kvproxy.proxy.visit import Visit
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, Purpose, Want
-from kvproxy.slots.needs import Need, Needs
 from kvproxy.slots.slot import Occupancy
-from kvproxy.slots.table import SlotTable
-from kvproxy.upstream.probe import Flight, Probe
+from kvproxy.upstream.probe import Flight
 
 ANY_SLOT = SlotId(-1)
 """What `id_slot` says where the server is to choose."""
 
 
 @dataclass(frozen=True, slots=True)
+class _Run:
+    """An unpinned request about to be sent."""
+
+    visit: Visit
+    aim: Aim
+    flight: Flight
+
+    @property
+    def session(self) -> Session | None:
+        """Whose the slot will be, None for nobody's."""
+        return self.aim.session
+
+
+@dataclass(frozen=True, slots=True)
 class UnpinnedRequests:
-    holder: Holder
-    sender: Sender
-    preparer: Preparer
-    probe: Probe
-    table: SlotTable
-    moorings: Moorings
-    needs: Needs
-    clock: Clock
+    p: PinnedRequests
+    """Requests of both kinds are served with the same parts."""
+    steering: Steering
 
     async def serve(self, visit: Visit) -> RelayedResponse | None:
         """The answer; None if the server became another one before the request was sent."""
         call = visit.call
         purpose = Purpose.FLOATING if call.reach is Reach.FLOATING else Purpose.EXCLUSIVE
-        need = self._need(visit)
-        want = Want(purpose, None, need.thought, need.at_worst)
-        lease = await self.holder.acquire(want, visit.account)
+        lease = await self.p.holder.acquire(self._want(visit, purpose, None), visit)
         return None if lease is None else await self._launch(visit, lease, None)
 
-    async def serve_adrift(self, visit: Visit, session: Session) -> RelayedResponse | None:
+    async def serve_steered(self, visit: Visit, owner: Owner) -> RelayedResponse | None:
+        """The same for a request of a conversation, whose slot is foreseen."""
+        lease = await self.p.holder.acquire(self._want(visit, Purpose.FLOATING, owner.session), visit)
+        return None if lease is None else await self._launch(visit, lease, owner)
+
+    async def serve_adrift(self, visit: Visit, owner: Owner) -> RelayedResponse | None:
         """The answer to a request of a session whose newest work only the server can find; None if it has to
         begin again."""
-        need = self._need(visit)
-        want = Want(Purpose.FLOATING, session.key, need.thought, need.at_worst)
-        lease = await self.holder.acquire(want, visit.account)
+        session = owner.session
+        lease = await self.p.holder.acquire(self._want(visit, Purpose.FLOATING, session), visit)
         if lease is None:
             return None
-        if not self.moorings.is_adrift(session.key):  # another request of it was quicker
-            self.holder.release(lease)
+        if not self.p.moorings.is_adrift(session.key):  # another request of it was quicker
+            self.p.holder.release(lease)
             return None
-        return await self._launch(visit, lease, session)
+        return await self._launch(visit, lease, owner)
 
-    def _need(self, visit: Visit) -> Need:
-        return self.needs.of(len(visit.call.body), visit.call.answer_limit, None, self.table.pool)
+    def _want(self, visit: Visit, purpose: Purpose, session: Session | None) -> Want:
+        call, key = visit.call, session.key if session else None
+        need = self.p.needs.of(len(call.body), call.answer_limit, None, self.p.table.pool)
+        return Want(purpose, key, need.thought, need.at_worst)
 
-    async def _launch(self, visit: Visit, lease: Lease, session: Session | None) -> RelayedResponse | None:
+    async def _launch(self, visit: Visit, lease: Lease, owner: Owner | None) -> RelayedResponse | None:
         call = visit.call
-        refusal = await self.holder.see_through(lease, self._secure(lease))
-        if refusal is not None or lease.is_void:
-            self.holder.release(lease)
-            if refusal is not None:
-                raise refusal
+        aim = await self.p.holder.see_through(lease, visit.vigil, self._prepare(lease, owner))
+        if isinstance(aim, ReplyError) or lease.is_void:
+            self.p.holder.release(lease)
+            if isinstance(aim, ReplyError):
+                raise aim
             return None
-        look = self.probe.before_flight(lease, len(call.body), leaves_no_trace=call.endpoint.is_management)
-        flight = await self.holder.see_through(lease, look)
-        if session is not None:
-            flight.stay = new_stay(session)
-        self.holder.tasks.spawn(self._follow(flight, session), name="follow an unpinned request")
-        reason = None if session is None else Reason.EVICTED
-        visit.account.prepared(visit.shown(Preparation(Outcome.COLD, reason)), session, None, None)
-        return await self._fly(visit, flight)
+        look = self.p.probe.before_flight(lease, len(call.body), leaves_no_trace=call.endpoint.is_management)
+        flight = await self.p.holder.see_through(lease, visit.vigil, look)
+        flight.stay, flight.expected = aim.stay, aim.slot
+        run = _Run(visit, aim, flight)
+        self.p.holder.tasks.spawn(self._follow(run), name="follow an unpinned request")
+        named = aim.session or (owner.session if owner else None)
+        visit.account.prepared(visit.shown(aim.preparation), named, aim.slot, aim.tokens)
+        return await self._fly(run)
 
-    async def _follow(self, flight: Flight, session: Session | None) -> None:
-        try:
-            await self.probe.follow(flight)
-            if session is not None and flight.stay is not None and not flight.lease.is_void:
-                await self._settle(flight, flight.stay, session)
-        finally:
-            flight.lease.release()
-            self.probe.want()
+    # -- before ----------------------------------------------------------------------------------------------
 
-    async def _settle(self, flight: Flight, stay: Occupancy, session: Session) -> None:
-        """Write down where the session lives now, and save it if that is not for long."""
-        view = self.table.slot_of(session.key)
-        remember(session, flight.left)
-        if view is None:
-            self.table.drift(flight.left or stay, flight.lease.epoch)
-        elif flight.left is not None and self.moorings.are_needed:
-            await self.moorings.moor(view.id, flight.lease.epoch, flight.left)
+    async def _prepare(self, lease: Lease, owner: Owner | None) -> Aim | ReplyError:
+        """Save whoever the server might put the request in the place of, also those who ended meanwhile, and
+        bring the conversation to where the server will find it."""
+        session = None if owner is None else owner.session
+        is_adrift = session is not None and self.p.moorings.is_adrift(session.key)
+        refusal = await self._secure(lease, lease.slots, session)
+        if refusal is not None or owner is None or session is None:
+            return refusal or NOWHERE
+        if is_adrift:
+            self.p.recogniser.runs_at_home(owner)
+            return Aim(Preparation(Outcome.COLD, Reason.EVICTED), session, stay=new_stay(session))
+        aim = await self.steering.aim(lease, owner)
+        # It took a while: others may have ended since, and the server may be another one.
+        await self.p.holder.watch.confirm()
+        return await self._secure(lease, self.p.holder.desk.widen(lease), session) or aim
 
-    async def _secure(self, lease: Lease) -> ReplyError | None:
-        """Save whoever the server might put the request in the place of, also those who ended meanwhile."""
-        slots = lease.slots
-        while slots:
+    async def _secure(
+        self, lease: Lease, slots: tuple[SlotId, ...], session: Session | None
+    ) -> ReplyError | None:
+        while True:
             for slot in slots:
-                refusal = await self.preparer.secure(lease, slot)
+                if session is not None and self.p.table.view(slot).occupant == session.key:
+                    continue  # it goes on from there
+                refusal = await self.p.preparer.secure(lease, slot)
                 if refusal is not None:
                     return refusal
-            await self.holder.desk.depart(lease)
-            slots = self.holder.desk.widen(lease)
-        return None
+            await self.p.holder.desk.depart(lease)
+            slots = self.p.holder.desk.widen(lease)
+            if not slots:
+                return None
 
-    async def _fly(self, visit: Visit, flight: Flight) -> RelayedResponse:
-        was_dropped, left, tokens = True, None, None
+    # -- under way -------------------------------------------------------------------------------------------
+
+    async def _fly(self, run: _Run) -> RelayedResponse:
+        visit, flight = run.visit, run.flight
+        was_dropped, was_refused, left, tokens, response = True, False, None, None, None
         try:
-            response = await self.sender.send(visit, self._body(visit, flight))
+            response = await self.p.sender.send(visit, self._body(run))
             was_dropped = response.ending is not Ending.COMPLETE
+            was_refused = response.status >= 400
             if visit.account.was_cut_off:
                 tokens = 0
-            elif not was_dropped and response.status < 400:
+            elif not was_dropped and not was_refused:
                 tokens = tokens_after(visit.account.usage)
                 if flight.stay is not None:
-                    left = stay_after(flight.stay, visit.account.usage, self.clock.now())
+                    left = stay_after(flight.stay, visit.account.usage, self.p.clock.now())
         except UpstreamError as error:
             was_dropped = error.was_sent
             raise
         finally:
             if visit.call.endpoint.changes_identity:
-                self.holder.watch.renew()
-            flight.end(was_dropped=was_dropped, left=left, tokens=tokens)
-        visit.account.done(response)
+                self.p.holder.watch.renew()
+            if response is not None and run.session is None:
+                visit.account.done(response)
+            flight.end(
+                was_dropped=was_dropped,
+                was_refused=was_refused,
+                left=left,
+                tokens=tokens,
+                done=None if response is None else (lambda: self._judge(run, response)),
+            )
         return response
 
-    def _body(self, visit: Visit, flight: Flight) -> bytes:
-        if flight.stay is None:
-            return visit.call.body
-        body = splice(visit.call.body, ANY_SLOT)
-        if body is None:
-            raise InvariantError("a body that cannot be spliced was to be a session's")
-        return body
+    def _body(self, run: _Run) -> bytes:
+        """As it came; one that would be pinned to a slot of the client's choice says that it is not. There
+        it could meet another request, or, of several prompts, itself."""
+        call = run.visit.call
+        if run.session is not None and call.endpoint.reach is Reach.PINNED:
+            body = splice(call.body, ANY_SLOT)
+            if body is None:
+                raise InvariantError("a body that cannot be spliced was to be a session's")
+            return body
+        unpinned = splice(call.body, ANY_SLOT, cache_prompt=False) if call.may_name_slot else None
+        return call.body if unpinned is None else unpinned
+
+    # -- afterwards, in a task of the house ------------------------------------------------------------------
+
+    async def _follow(self, run: _Run) -> None:
+        flight = run.flight
+        try:
+            await self.p.probe.follow(flight)
+            if run.session is not None:
+                flight.done()
+                if not flight.lease.is_void:
+                    await self._settle(run, run.session)
+        finally:
+            flight.lease.release()
+            self.p.probe.want()
+
+    def _judge(self, run: _Run, response: RelayedResponse) -> None:
+        """Tell of an answer once it is known where it was computed: what was brought into another slot than
+        the server took proves nothing by it."""
+        flight, session = run.flight, run.session
+        if session is None:
+            return
+        account = run.visit.account
+        if run.aim.computed is not None:
+            account.had_computed(run.aim.computed)
+        account.ran_in(flight.taken[0] if len(flight.taken) == 1 else None)
+        verdict = account.done(response)
+        if flight.expected is not None:
+            hit = flight.taken == (flight.expected,)
+            self.p.proofs.proved(flight.expected, session.key, verdict if hit else Verdict.UNKNOWN)
+
+    async def _settle(self, run: _Run, session: Session) -> None:
+        """Write down where the session lives now, and save it where that is not for long, or as set."""
+        flight, stay = run.flight, run.aim.stay
+        view, left = self.p.table.slot_of(session.key), flight.left
+        remember(session, left)
+        if view is None:
+            if stay is not None and self.p.moorings.are_needed:
+                self.p.table.drift(left or stay, flight.lease.epoch)
+            return
+        if left is None or view.occupancy != left:
+            return
+        usage = run.visit.account.usage
+        met = stay if flight.taken == (flight.expected,) else None
+        learn(self.p.shaper, session, met, left, usage)
+        await self._save(view.id, flight, left, ends_exchange=usage.finish_reason != "tool_calls")
+
+    async def _save(self, slot: SlotId, flight: Flight, left: Occupancy, *, ends_exchange: bool) -> None:
+        epoch = flight.lease.epoch
+        if self.p.moorings.are_needed:
+            await self.p.moorings.moor(slot, epoch, left)
+        elif (trigger := after_request(self.p.policy, ends_exchange=ends_exchange)) is not None:
+            await self.p.checkpointer.save(slot, epoch, trigger)

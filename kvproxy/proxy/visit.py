@@ -1,4 +1,5 @@
-"""One request on its way through the house: what came in, what it asks, and the account kept of it."""
+"""One request on its way through the house: what came in, what it asks, the account kept of it, and the
+vigil kept for its client."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from aiohttp import web
 from kvproxy.checkpoint.outcome import Outcome, Preparation
 from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
+from kvproxy.proxy.vigil import Vigil
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,7 @@ class Visit:
     request: web.BaseRequest
     call: Call
     account: Account
+    vigil: Vigil
 
     def shown(self, preparation: Preparation) -> Preparation:
         """What a request that owns nothing is told: that it is one, not how cold it is."""

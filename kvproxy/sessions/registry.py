@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvproxy.clock import Clock
 from kvproxy.identifiers import SHORT_KEY_DIGITS, Revision, SessionKey
@@ -15,8 +15,17 @@ MAX_SESSIONS = 10_000
 
 
 class SessionRegistry:
-    def __init__(self, clock: Clock, *, max_sessions: int = MAX_SESSIONS) -> None:
+    """`on_forget` is called with the key of a session of which nothing is to be known any more."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        max_sessions: int = MAX_SESSIONS,
+        on_forget: Callable[[SessionKey], None] = lambda key: None,
+    ) -> None:
         self._clock = clock
+        self._on_forget = on_forget
         self._max_sessions = max_sessions
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
 
@@ -52,6 +61,7 @@ class SessionRegistry:
 
     def forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
+        self._on_forget(key)
 
     def lost(self, keys: Iterable[SessionKey]) -> None:
         """The server's life ended with these in its slots."""

@@ -35,8 +35,16 @@ class Session:
     model: str
     last_seen: float
     revision: Revision
+    namespace: str = ""
+    """Where its id was found; `content` for one that is known by what was said; empty if not seen since."""
+    branch: str = ""
+    """Which of the conversations of its id it is."""
+    parent: SessionKey | None = None
+    """The session it comes from: that of the agent which began it, or of which it is a fork."""
     requests: int = 0
     may_persist: bool = True
+    is_passing: bool = False
+    """It began where conversations did not go on, and has not gone on yet: it is not worth a save."""
     was_resident: bool = False
     """It lived in a slot of the server's present or an earlier life."""
     lost_to_restart: bool = False

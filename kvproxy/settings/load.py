@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from kvproxy.auxiliary.library import read as read_fingerprints
 from kvproxy.settings.model import Settings
 from kvproxy.settings.overrides import Override, apply, from_environment
 from kvproxy.settings.problems import Problem, error_of, from_validation
@@ -52,6 +53,8 @@ def resolve(
     if merged.get("state_dir") is None:
         merged["state_dir"] = default_state_dir(environ)
     settings = _validate(merged)
+    if settings.auxiliary.fingerprints is not None:
+        read_fingerprints(settings.auxiliary.fingerprints)  # better refused now than when it is needed
     if unbuilt := refused(settings):
         raise error_of(Problem(entry.key, entry.value, entry.reason) for entry in unbuilt)
     return settings

@@ -20,6 +20,7 @@ from pydantic import (
     field_validator,
 )
 
+from kvproxy.sessions.sources import BODY_FIELDS, HEADERS, NOT_IDENTITY
 from kvproxy.settings.address import Address, check_url, parse_address
 
 MASK = "***"
@@ -31,16 +32,22 @@ _YEAR = 365 * _DAY
 _TERABYTE = 1_000_000_000_000
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
+_FIELD_PATH = re.compile(r"[^.\s]+(\.[^.\s]+)*")
 _HOST = re.compile(r"\*|\[[0-9a-f:.]+\]|[a-z0-9._-]+")
 
 
 def _header_name(name: str) -> str:
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError("is no header name")
-    if name.lower() in _CREDENTIALS:
-        raise ValueError("carries a credential: it tells who asks, not which conversation")
+    if (meaning := NOT_IDENTITY.get(name.lower())) is not None:
+        raise ValueError(f"names {meaning}, not a conversation")
     return name.lower()
+
+
+def _field_path(path: str) -> str:
+    if not _FIELD_PATH.fullmatch(path):
+        raise ValueError("should be the name of a field, or names joined by dots")
+    return path
 
 
 def _host_name(host: str) -> str:
@@ -61,6 +68,7 @@ Folder = Annotated[Path, BeforeValidator(_path), PlainSerializer(str)]
 Listen = Annotated[Address, BeforeValidator(parse_address), PlainSerializer(str)]
 Url = Annotated[str, AfterValidator(check_url)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
+FieldPath = Annotated[str, AfterValidator(_field_path)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 Text = Annotated[str, Field(min_length=1)]
 SlotNumber = Annotated[int, Field(ge=0, le=9999)]
@@ -119,33 +127,53 @@ class UpstreamSettings(Section):
         "all", description="Slots to manage: all, or a list of ids."
     )
     auxiliary_slots: Literal["auto"] | SlotNumber = Field(
-        "auto", description="Slots kept for side calls such as titles."
+        "auto", description="Slots, the last ones, kept for side calls such as titles; auto keeps none."
     )
     connect_timeout_seconds: float = Field(
         5, gt=0, le=300, description="How long a connection to the server may take to open."
     )
+
+    @property
+    def set_apart(self) -> int:
+        """How many slots no conversation gets."""
+        return 0 if self.auxiliary_slots == "auto" else self.auxiliary_slots
 
 
 class SessionSettings(Section):
     """How a conversation is recognised."""
 
     headers: Listed[HeaderName] = Field(
-        (
-            "x-session-id",
-            "x-session-affinity",
-            "x-opencode-session",
-            "x-kilo-session",
-            "x-deepseek-harness-session-id",
-            "agent-session-id",
-        ),
-        description="Request headers that carry a conversation's id; the first one present wins.",
+        HEADERS, description="Request headers that carry a conversation's id; the first one present wins."
     )
-    body_fields: Listed[Text] = Field(
-        (), description="Fields of the JSON body looked at when no header matched."
+    body_fields: Listed[FieldPath] = Field(
+        BODY_FIELDS, description="Fields of the JSON body looked at when no header matched."
     )
-    implicit: bool = Field(False, description="Recognise a conversation without an id by its own messages.")
-    max_branches_per_session: int | None = Field(
-        None, ge=1, le=1000, description="Branches kept of one session; null while a session has only one."
+    implicit: bool = Field(True, description="Recognise a conversation without an id by its own messages.")
+    exact_messages: bool = Field(
+        False,
+        description="Compute a prompt of /v1/messages in its slot first, pinned: the server takes no other.",
+    )
+    still_billing_stamp: bool = Field(
+        False,
+        description="Overwrite what changes in Claude Code's billing stamp with zeros; the only rewrite.",
+    )
+    max_branches_per_session: int = Field(
+        16, ge=1, le=1000, description="Conversations told apart under one id; the least recent is forgotten."
+    )
+
+
+class AuxiliarySettings(Section):
+    """How side calls (titles, tags, summaries, completions in an editor) are told from turns."""
+
+    recognise: bool = Field(
+        True, description="Tell side calls by headers, shape and wording; false: by X-KVProxy-Purpose alone."
+    )
+    headers: Listed[HeaderName] = Field(
+        ("x-task",), description="Headers that name a task where one is set, and are empty for a turn."
+    )
+    fingerprints: Folder | None = Field(
+        None,
+        description="A YAML file with more wordings of side calls, looked at before our own.",
     )
 
 
@@ -210,6 +238,20 @@ class QueueSettings(Section):
     )
     max_wait_seconds: float = Field(
         600, gt=0, le=_DAY, description="Longest wait for a slot; after that 503 with Retry-After."
+    )
+
+
+class KeepAliveSettings(Section):
+    """What the client of a stream hears while we hold its request (queue, save, restore)."""
+
+    after_seconds: float = Field(
+        10,
+        ge=0,
+        le=_DAY,
+        description="Silence after which a held stream is begun by us, with status 200; 0 turns it off.",
+    )
+    every_seconds: float = Field(
+        2, ge=0.05, le=3600, description="Interval of the bytes that keep it alive from then on."
     )
 
 
@@ -297,9 +339,15 @@ class Settings(Section):
         description="Manifests, lock and quarantine; null means ${XDG_STATE_HOME:-~/.local/state}/kvproxy."
     )
     sessions: SessionSettings = Field(SessionSettings(), description="How a conversation is recognised.")
+    auxiliary: AuxiliarySettings = Field(
+        AuxiliarySettings(), description="How side calls are told from turns."
+    )
     checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="When a conversation is saved.")
     restore: RestoreSettings = Field(RestoreSettings(), description="How a saved conversation comes back.")
     queue: QueueSettings = Field(QueueSettings(), description="Who waits for a slot, and how long.")
+    keep_alive: KeepAliveSettings = Field(
+        KeepAliveSettings(), description="What the client of a held stream hears."
+    )
     failure: FailureSettings = Field(
         FailureSettings(), description="What happens when saving or restoring fails."
     )

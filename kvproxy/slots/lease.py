@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvproxy.errors import InvariantError
@@ -46,6 +46,10 @@ class Lease:
     @property
     def is_void(self) -> bool:
         return self.epoch != self._desk.epoch
+
+    def part(self, slot: SlotId) -> Lease:
+        """The same right to one of its slots; this lease gives it back."""
+        return replace(self, slots=(slot,))
 
     def narrow(self, slots: tuple[SlotId, ...]) -> None:
         """Keep only `slots`; the gate of a floating launch opens."""

@@ -12,7 +12,6 @@ Three shapes of lease serve requests:
             conversations in one answer.
  EXCLUSIVE  the request may use several slots: all of them, from beginning to end.
 CHECKPOINT leases are taken without waiting: a save never queues behind users, nor they behind a line of it.
-
 Where the server clears idle slots whenever it launches a request, there is one more rule: nothing is granted
 while anything of ours is on its way, so that what was restored is still there when its request is launched,
 and what was answered is saved before another launch clears it.
@@ -32,7 +31,7 @@ from itertools import count
 
 from kvproxy.clock import Clock
 from kvproxy.errors import CapacityError, ErrorCode, InvariantError, NotPinned, ReplyError
-from kvproxy.identifiers import Epoch, SlotId
+from kvproxy.identifiers import Epoch, SessionKey, SlotId
 from kvproxy.slots.cells import may_run
 from kvproxy.slots.lease import Lease
 from kvproxy.slots.slot import SlotView
@@ -55,7 +54,8 @@ class LeaseDesk:
 
     `max_waiting` bounds the line (0: at once or not at all), `max_wait_seconds` the wait in it. `on_change`
     is called when slots came free or began to serve, after the line was served: what is free then, nobody
-    wants. `on_unseen` is called when the line waits for requests to be seen running.
+    wants. `on_unseen` is called when the line waits for requests to be seen running. The last `set_apart`
+    slots are kept for requests that own nothing.
     """
 
     def __init__(
@@ -67,8 +67,10 @@ class LeaseDesk:
         max_wait_seconds: float,
         on_change: Callable[[], None],
         on_unseen: Callable[[], None] = lambda: None,
+        set_apart: int = 0,
     ) -> None:
         self.table = table
+        self.set_apart = set_apart
         self._clock = clock
         self._max_waiting = max_waiting
         self._max_wait_seconds = max_wait_seconds
@@ -81,14 +83,14 @@ class LeaseDesk:
         self._gate: Lease | None = None
         self._strays = 0
         self._suspended = True
-        self._out: set[int] = set()
+        self._out: dict[int, Lease] = {}
         self._returned = asyncio.Event()
 
     # -- asking ------------------------------------------------------------------------------------------
 
-    async def acquire(self, want: Want) -> Lease:
-        """Wait for a lease. Raises CapacityError (line full, waited too long), NotPinned, or what `refuse`
-        was given."""
+    async def acquire(self, want: Want, on_wait: Callable[[], None] = lambda: None) -> Lease:
+        """A lease; `on_wait` is called if that takes a wait. Raises CapacityError (line full, waited too
+        long), NotPinned, or what `refuse` was given."""
         if 0 < self._max_waiting <= len(self._line):
             raise _line_full()
         if not self._line and (lease := self._granted(want, 0.0)) is not None:
@@ -101,6 +103,7 @@ class LeaseDesk:
         if not self._max_waiting:
             self._line.remove(waiter)
             raise _line_full()
+        on_wait()
         return await self._wait(waiter)
 
     async def _wait(self, waiter: _Waiter) -> Lease:
@@ -223,13 +226,14 @@ class LeaseDesk:
         free = tuple(view.id for view in self.table.views() if view.is_free and slot in (None, view.id))
         return self._lease(Want(Purpose.CHECKPOINT), free, 0.0) if free and not lease.is_void else None
 
-    async def depart(self, lease: Lease) -> None:
+    async def depart(self, lease: Lease, on_wait: Callable[[], None] = lambda: None) -> None:
         """Wait until the request of `lease` may be sent: with the next step of the caller it is.
 
         A request that the server puts where it likes, or by which it clears slots, must not meet the end of
         another: what that left has to be saved first.
         """
         while self._must_be_alone(lease) and any(v.is_in_hand for v in self._others(lease)):
+            on_wait()
             self._moved.clear()
             await self._moved.wait()
         lease.has_departed = True
@@ -261,7 +265,7 @@ class LeaseDesk:
         lease.is_released = True
         if not lease.is_void:
             self.table.let_go(lease.slots, lease.id)
-            self._out.discard(lease.id)
+            self._out.pop(lease.id, None)
             self._returned.set()
         self._open_gate(lease)
         self._served()
@@ -341,7 +345,16 @@ class LeaseDesk:
         """Whether those behind it have to wait because it does."""
         if want.purpose in (Purpose.FLOATING, Purpose.EXCLUSIVE):
             return True
-        return self.table.pool is not None and choose(want, self.table.views()) is not None
+        return self.table.pool is not None and self._choose(want) is not None
+
+    def _arriving(self) -> list[SessionKey]:
+        """Of leases whose request was not sent yet. A fork's session is none of theirs."""
+        pinned = (out for out in self._out.values() if out.want.purpose is Purpose.PINNED and not out.is_fork)
+        found = ((out.want.session, self.table.view(out.slot)) for out in pinned)
+        return [who for who, view in found if who and view.occupant != who and view.state not in _UNDER_WAY]
+
+    def _choose(self, want: Want) -> tuple[tuple[SlotId, ...], bool] | None:
+        return choose(want, self.table.views(), self._arriving(), self.set_apart)
 
     def _grant(self, waiter: _Waiter) -> bool:
         lease = self._granted(waiter.want, self._clock.now() - waiter.since)
@@ -354,12 +367,11 @@ class LeaseDesk:
         """The lease that `want` gets this moment, if any."""
         if self._is_closed:
             return None
-        views, pool = self.table.views(), self.table.pool
-        choice = choose(want, views)
+        choice, pool = self._choose(want), self.table.pool
         if choice is None:
             return None
         slots, is_fork = choice
-        if pool is not None and not may_run(pool, want.cells, slots, views):
+        if pool is not None and not may_run(pool, want.cells, slots, self.table.views()):
             return None
         lease = self._lease(want, slots, waited, is_fork)
         if want.purpose is Purpose.FLOATING:
@@ -369,13 +381,16 @@ class LeaseDesk:
     def _lease(self, want: Want, slots: tuple[SlotId, ...], waited: float, is_fork: bool = False) -> Lease:
         lease = Lease(next(self._ids), want, slots, self.table.epoch, is_fork, waited, self)
         self.table.hold(slots, lease.id, want.cells, want.worst)
-        self._out.add(lease.id)
+        self._out[lease.id] = lease
         return lease
 
     def __repr__(self) -> str:
         gate = " gate closed" if self._gate else ""
         halt = " suspended" if self._suspended else ""
         return f"<LeaseDesk {len(self._out)} out, {len(self._line)} waiting{gate}{halt} {self.table!r}>"
+
+
+_UNDER_WAY = (SlotState.SERVING, SlotState.CANCELLING)
 
 
 def _line_full() -> CapacityError:

@@ -6,10 +6,12 @@ For a request of a session:
      the request would compute what is about to be ready (for an eviction in flight: about to be stored);
  (3) if its own slot serves another request of the same session: elsewhere, as a fork that owns nothing.
 For a request that has no slot yet, or must go elsewhere:
- (4) a slot nobody lives in, blank ones first;
+ (4) a slot nobody lives in, blank ones first; a request of nobody leaves those to the conversations, and
+     takes first what another of its kind left behind;
  (5) the clean occupant that was used least recently;
  (6) the dirty occupant that was used least recently (the caller saves it first);
  (7) a quarantined slot: its late action must not hold a conversation when no other slot is left.
+Slots can be set apart for requests of nobody, which take those first; no conversation gets one.
 """
 
 from __future__ import annotations
@@ -30,21 +32,29 @@ class Placement:
     is_fork: bool = False
 
 
-def place(session: SessionKey | None, views: Sequence[SlotView]) -> Placement | None:
-    """The slot for a request of `session` (None: of nobody), or None to wait."""
+def place(session: SessionKey | None, views: Sequence[SlotView], apart: int = 0) -> Placement | None:
+    """The slot for a request of `session` (None: of nobody), or None to wait. The last `apart` slots are set
+    apart, but never all."""
+    shared = views[: max(1, len(views) - apart)]
+    if session is None:
+        return _for_nobody(views[len(shared) :]) or _for_nobody(shared)
     own = _own_slot(session, views)
     if own is None:
-        return _elsewhere(views, is_fork=False)
+        return _elsewhere(shared, is_fork=False)
     if own.is_free:
         return Placement(own.id)
     if own.state is SlotState.SERVING:
-        return _elsewhere(views, is_fork=True)
+        return _elsewhere(shared, is_fork=True)
     return None
 
 
-def _own_slot(session: SessionKey | None, views: Sequence[SlotView]) -> SlotView | None:
-    if session is None:
-        return None
+def _for_nobody(views: Sequence[SlotView]) -> Placement | None:
+    leftover = [view for view in views if view.is_free and view.occupancy is None and not view.is_blank]
+    newest = max(leftover, key=lambda view: view.last_used, default=None)
+    return _elsewhere(views, is_fork=False) if newest is None else Placement(newest.id)
+
+
+def _own_slot(session: SessionKey, views: Sequence[SlotView]) -> SlotView | None:
     return next((view for view in views if view.occupant == session), None)
 
 

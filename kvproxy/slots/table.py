@@ -172,12 +172,14 @@ class SlotTable:
         return True
 
     def take(self, slot: SlotId, epoch: Epoch, occupancy: Occupancy | None = None) -> bool:
-        """An unpinned request was seen in `slot`: whoever lived there does no more. `occupancy` is whose the
-        slot will be."""
+        """An unpinned request was seen in `slot`: it is `occupancy`'s now, whoever lived there before."""
         if (held := self._current(slot, epoch)) is None:
             return False
         if held.state is SlotState.RESIDENT:
             self._oust(held)
+        old = None if occupancy is None else self.slot_of(occupancy.session)
+        if old is not None and old.id != slot and old.state is SlotState.RESIDENT:
+            self.lose(old.id, epoch)  # what its session left there is older
         return self.serve(slot, epoch, occupancy) and self.launched(slot, epoch)
 
     def served(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,10 +30,18 @@ class Want:
     """How many at most: all there are, where nothing limits the answer."""
 
 
-def choose(want: Want, views: Sequence[SlotView]) -> tuple[tuple[SlotId, ...], bool] | None:
-    """The slots for `want`, and whether it is a fork; None to wait."""
+def choose(
+    want: Want, views: Sequence[SlotView], arriving: Collection[SessionKey] = (), apart: int = 0
+) -> tuple[tuple[SlotId, ...], bool] | None:
+    """The slots for `want`, and whether it is a fork; None to wait.
+
+    `arriving` are the sessions for which a slot is being prepared that is not theirs yet: placed by what the
+    slots show, another request of one would make it live in two. `apart` as for `place`.
+    """
     if want.purpose is Purpose.PINNED:
-        placement = place(want.session, views)
+        if want.session in arriving:
+            return None
+        placement = place(want.session, views, apart)
         return None if placement is None else ((placement.slot,), placement.is_fork)
     free = tuple(view.id for view in views if view.is_free)
     is_floating = want.purpose is Purpose.FLOATING

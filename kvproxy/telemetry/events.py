@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, Reason, RestoreOutcome, Trigger, Verdict
 from kvproxy.identifiers import Epoch, ServerName, SlotId
+from kvproxy.sessions.lines import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,33 @@ class SessionCold:
     slot: SlotId | None
     session: str
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class BranchBegan:
+    """A conversation was not known, or turned out to be two. `source` is `id` or `content`, by which it was
+    looked for; `parent` the short key of the session it comes from."""
+
+    server: ServerName
+    session: str
+    source: str
+    cause: Cause
+    parent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StaticIdSeen:
+    """One client id names several conversations that begin alike; sent once for each such id."""
+
+    server: ServerName
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdsDisagreed:
+    """A request named one conversation in its headers and another in its body."""
+
+    server: ServerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +197,25 @@ class VolatileSlotsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class AuxiliarySeen:
+    """A request was taken for a side call. `mark` is what told: a header, a shape, or whose wording it is."""
+
+    server: ServerName
+    endpoint: str
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeld:
+    """A stream was begun by us, because its request had been held for long."""
+
+    server: ServerName
+    endpoint: str
+    session: str | None
+    held_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestDone:
     """One exchange ended. Token counts are None where the answer did not tell."""
 
@@ -225,6 +272,9 @@ Event = (
     | SlotReleased
     | SessionSwitched
     | SessionCold
+    | BranchBegan
+    | StaticIdSeen
+    | IdsDisagreed
     | CheckpointStarted
     | CheckpointEnded
     | RestoreStarted
@@ -236,6 +286,8 @@ Event = (
     | PersistenceRecovered
     | SharedMemorySeen
     | VolatileSlotsSeen
+    | AuxiliarySeen
+    | RequestHeld
     | RequestDone
     | RequestFailed
     | TaskDied

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, RestoreOutcome
 from kvproxy.errors import ErrorCode
+from kvproxy.sessions.lines import Cause
 from kvproxy.telemetry import events as e
 
 DEBUG, INFO, WARNING, ERROR = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
@@ -77,6 +78,31 @@ def _switched(event: e.SessionSwitched) -> Line:
 
 def _cold(event: e.SessionCold) -> Line:
     return Line(INFO, "kv.session.cold", {**_place(event), "reason": event.reason.value})
+
+
+def _branch_began(event: e.BranchBegan) -> Line:
+    fields = {
+        "session": event.session,
+        "server": event.server,
+        "source": event.source,
+        "cause": event.cause.value,
+        "parent": event.parent,
+    }
+    return Line(DEBUG if event.cause is Cause.NEW else INFO, "kv.session.branch", fields)
+
+
+def _static_id(event: e.StaticIdSeen) -> Line:
+    advice = (
+        "one id names several conversations: they are told apart by what they say, and each has a snapshot "
+        "of its own; a client that sends one id for all it does should send one for each, or none"
+    )
+    return Line(
+        WARNING, "kv.session.static_id", {"session": event.session, "server": event.server, "advice": advice}
+    )
+
+
+def _ids_disagreed(event: e.IdsDisagreed) -> Line:
+    return Line(DEBUG, "kv.session.disputed_id", {"server": event.server})
 
 
 def _checkpoint_started(event: e.CheckpointStarted) -> Line:
@@ -187,6 +213,21 @@ def _request_done(event: e.RequestDone) -> Line:
     return Line(INFO, "kv.request.done", fields)
 
 
+def _auxiliary_seen(event: e.AuxiliarySeen) -> Line:
+    fields = {"server": event.server, "endpoint": event.endpoint, "mark": event.mark}
+    return Line(DEBUG, "kv.request.auxiliary", fields)
+
+
+def _request_held(event: e.RequestHeld) -> Line:
+    fields = {
+        "session": event.session,
+        "server": event.server,
+        "endpoint": event.endpoint,
+        "held_ms": _ms(event.held_seconds),
+    }
+    return Line(INFO, "kv.request.held", fields)
+
+
 def _request_failed(event: e.RequestFailed) -> Line:
     """A client that left is no failure of ours."""
     fields = {
@@ -232,6 +273,9 @@ _LINES: Final[Mapping[type, Callable[[Any], Line]]] = {
     e.SlotReleased: _released,
     e.SessionSwitched: _switched,
     e.SessionCold: _cold,
+    e.BranchBegan: _branch_began,
+    e.StaticIdSeen: _static_id,
+    e.IdsDisagreed: _ids_disagreed,
     e.CheckpointStarted: _checkpoint_started,
     e.CheckpointEnded: _checkpoint_ended,
     e.RestoreStarted: _restore_started,
@@ -241,6 +285,8 @@ _LINES: Final[Mapping[type, Callable[[Any], Line]]] = {
     e.SnapshotsChanged: _snapshots,
     e.PersistenceTripped: _tripped,
     e.PersistenceRecovered: _recovered,
+    e.AuxiliarySeen: _auxiliary_seen,
+    e.RequestHeld: _request_held,
     e.RequestDone: _request_done,
     e.RequestFailed: _request_failed,
     e.TaskDied: _task_died,

@@ -19,12 +19,14 @@ from prometheus_client.metrics_core import Metric
 from kvproxy import __version__
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, RestoreOutcome, Trigger
 from kvproxy.identifiers import ServerName
+from kvproxy.sessions.lines import Cause
 from kvproxy.slots.state import SlotState
 from kvproxy.telemetry import events as e
 from kvproxy.upstream.breaker import BreakerState
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FAILURE_SOURCES = ("client", "upstream", "proxy")
+RECOGNISED_BY = ("id", "content")
 
 _OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _WORK_BUCKETS = (
@@ -91,6 +93,9 @@ class Metrics:
             e.SlotAcquired: self._slot_acquired,
             e.SessionSwitched: self._session_switched,
             e.ServerReady: self._server_ready,
+            e.BranchBegan: self._branch_began,
+            e.StaticIdSeen: self._static_id,
+            e.IdsDisagreed: self._ids_disagreed,
         }
 
     def hear(self, event: e.Event) -> None:
@@ -157,6 +162,20 @@ class Metrics:
         )
         self._restarts = counter(
             "upstream_restarts_total", "New lives of the server noticed after the first.", server=servers
+        )
+
+        self._branches = counter(
+            "session_branches_total",
+            "Conversations that began, by what they were looked for, and why.",
+            server=servers,
+            source=RECOGNISED_BY,
+            cause=Cause,
+        )
+        self._static_ids = counter(
+            "static_ids_total", "Client ids that turned out to name several conversations.", server=servers
+        )
+        self._disputed_ids = counter(
+            "disputed_ids_total", "Requests whose body names another conversation.", server=servers
         )
 
     def _build_histograms(self) -> None:
@@ -241,6 +260,15 @@ class Metrics:
     def _server_ready(self, event: e.ServerReady) -> None:
         if event.restarted:
             self._restarts.labels(event.server).inc()
+
+    def _branch_began(self, event: e.BranchBegan) -> None:
+        self._branches.labels(event.server, event.source, event.cause).inc()
+
+    def _static_id(self, event: e.StaticIdSeen) -> None:
+        self._static_ids.labels(event.server).inc()
+
+    def _ids_disagreed(self, event: e.IdsDisagreed) -> None:
+        self._disputed_ids.labels(event.server).inc()
 
     def _set(self, gauges: Gauges) -> None:
         for server in gauges.servers:

@@ -184,6 +184,17 @@ class LlamaServer:
             return reply
         return replies.parse_completed(reply.body) or _foreign("/completion")
 
+    async def ask_message(self, slot: SlotId, text: str, timeout: float) -> bool:
+        """Ask the Messages API for one token after `text`, naming `slot`, which it may ignore; whether it
+        answered."""
+        body = {
+            "model": "any",
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": text}],
+            "id_slot": slot,
+        }
+        return not isinstance(await self._ask("/v1/messages", timeout, body), Unavailable)
+
     async def likely_next(
         self, slot: SlotId, prompt: str, *, top: int, timeout: float
     ) -> tuple[tuple[int, float], ...] | Unavailable:

@@ -109,6 +109,9 @@ class Facts:
     """Whether requests are pinned to slots of our choice. Where the server clears slots behind our back, or
     does not let us see them, it chooses better than we could, and requests pass through as they are."""
 
+    pins_messages: bool = False
+    """Whether `/v1/messages` was seen to run in the slot that it names."""
+
     @property
     def model(self) -> str:
         """The model's name for keys and for people: its path, which an alias does not change."""

@@ -36,6 +36,10 @@ from kvproxy.upstream.replies import Props, SlotInfo
 from kvproxy.upstream.trial import NOTHING_SEEN, Trial
 
 
+async def _not_known(slots: Sequence[SlotInfo]) -> bool | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class WatchParts:
     server: ServerName
@@ -56,6 +60,8 @@ class WatchParts:
     """Called when another process answers: connections to the one before are of no use."""
     try_out: Callable[[Sequence[SlotInfo]], Awaitable[Trial]]
     """Tries out, while nothing is granted, what the server does not tell of its slots."""
+    honours_messages_pin: Callable[[Sequence[SlotInfo]], Awaitable[bool | None]] = _not_known
+    """Tries out likewise whether `/v1/messages` runs in the slot that it names."""
     readopt: Callable[[Props, tuple[SlotInfo, ...]], None] = lambda props, slots: None
     """Called at the first look at the slots since kvproxy started."""
 

@@ -46,14 +46,35 @@ class Flight:
     taken: tuple[SlotId, ...] = ()
     stay: Occupancy | None = None
     """The session's whose request it is: it adopts the slot, if it took one alone. None if it is nobody's."""
+    expected: SlotId | None = None
+    """The slot it should be found in, where that stay is; None if that is the server's to say."""
+    was_refused: bool = False
+    """Nothing was computed: the slot it was refused in is as it was."""
     left: Occupancy | None = None
     """What of that stay the answer left in the slot; None if nothing that can be believed."""
     tokens: int | None = None
     """How many tokens the answer left in the slot, whosever they are; None if not known."""
+    done: Callable[[], None] = lambda: None
+    """To be called once it is known where it ran."""
 
-    def end(self, *, was_dropped: bool, left: Occupancy | None = None, tokens: int | None = None) -> None:
-        self.was_dropped, self.left, self.tokens = was_dropped, left, tokens
+    def end(
+        self,
+        *,
+        was_dropped: bool,
+        was_refused: bool = False,
+        left: Occupancy | None = None,
+        tokens: int | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        self.was_dropped, self.was_refused, self.left, self.tokens = was_dropped, was_refused, left, tokens
+        self.done = done or self.done
         self.ended.set()
+
+    def left_in(self, slot: SlotId) -> Occupancy | None:
+        """What of the session is in `slot`, the one that was taken."""
+        if self.was_refused:
+            return self.stay if slot == self.expected else None
+        return self.left
 
     @property
     def adopts(self) -> bool:
@@ -213,4 +234,4 @@ class Probe:
                 self._table.broke_off(slot, epoch, Settling(slot, was_seen=True))
             else:
                 is_held = flight.adopts and self._desk.claim(flight.lease, slot)
-                self._table.served(slot, epoch, flight.left if is_held else None, flight.tokens)
+                self._table.served(slot, epoch, flight.left_in(slot) if is_held else None, flight.tokens)

@@ -25,10 +25,11 @@ PROBE_SECONDS = 30.0
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What was seen; None for what was not. `clears`: a request in one slot empties another; `shares`: all
-    slots have one memory."""
+    slots have one memory; `pins_messages`: `/v1/messages` runs in the slot that it names."""
 
     clears: bool | None = None
     shares: bool | None = None
+    pins_messages: bool | None = None
 
 
 class TrialFiles(Protocol):

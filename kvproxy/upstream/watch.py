@@ -262,7 +262,7 @@ class Watch:
         self._is_suspect = self._is_changed = False
         if self._p.standing.obstacle:
             met = replace(met, persistence=Persistence(PersistenceMode.OFF, self._p.standing.obstacle))
-        self._p.standing.facts = _facts(props, met)
+        self._p.standing.facts = replace(_facts(props, met), pins_messages=bool(trial.pins_messages))
         self._lives += 1
         mode, is_restart = met.persistence.mode, self._lives > 1
         self._p.emit(ServerReady(self._p.server, epoch, props.total_slots, props.build, mode, is_restart))
@@ -280,13 +280,18 @@ class Watch:
 
     def _known_of(self, known: Facts) -> Trial:
         """Of a process that only slept: what was tried out, and what showed itself since."""
-        return Trial(known.is_volatile or self.findings.trial.clears, known.shares_memory)
+        clears = known.is_volatile or self.findings.trial.clears
+        return Trial(clears, known.shares_memory, known.pins_messages)
 
     async def _try_out(self, met: Acquaintance) -> Trial:
+        """Made where nobody else can be in its way, and where slots can be emptied again."""
         is_quiet = met.leftover is None and not self._p.desk.has_strays
         if isinstance(met.slots, Unavailable) or not met.persistence.is_on or not is_quiet:
             return NOTHING_SEEN
-        return await self._p.try_out(met.slots)
+        trial = await self._p.try_out(met.slots)
+        if trial.clears:
+            return trial
+        return replace(trial, pins_messages=await self._p.honours_messages_pin(met.slots))
 
     def _settle(self, leftover: Leftover, epoch: Epoch) -> None:
         """Grant the slot of a canary that did not end in time once nothing of it can come any more."""

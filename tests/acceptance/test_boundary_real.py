@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from kvproxy.boundary.continuations import Ending, NoBoundary, Reason
-from kvproxy.boundary.dialects import CHAT
 from kvproxy.boundary.prefix import Boundary, find_boundary
 from kvproxy.boundary.rewind import Rewound, rewind
+from kvproxy.dialects.as_chat import CHAT
 from kvproxy.identifiers import SlotId, SnapshotName
 from kvproxy.upstream import client
 from kvproxy.upstream.replies import Restored, Saved

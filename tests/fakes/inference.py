@@ -86,7 +86,8 @@ class Inference:
         dialect = COMPLETIONS[request.path]
         data = requests.parse_json(await request.read())
         n_slots = len(self.engine.bank.slots)
-        works = requests.completions(data, dialect.prompts(data), pinnable=dialect.pinnable, slots=n_slots)
+        pinnable = dialect.pinnable or self.setup.messages_pin
+        works = requests.completions(data, dialect.prompts(data), pinnable=pinnable, slots=n_slots)
         exchange = self._begin(request, works, dialect.answer)
         exchange.answer.include_usage = bool((data.get("stream_options") or {}).get("include_usage"))
         exchange.answer.calls_tools = data.get("tool_choice") == "required"

@@ -44,6 +44,8 @@ class Setup:
     multimodal: bool = False
     """as older builds with a projector: slot actions are refused"""
     embeddings: bool = False
+    messages_pin: bool = False
+    """`/v1/messages` obeys `id_slot`, as no build does yet"""
     endpoint_slots: bool = True
     endpoint_metrics: bool = True
     idle_close: float = 5.0

@@ -106,8 +106,8 @@ async def test_an_error_of_the_server_passes_as_it_is_and_leaves_the_slot_as_it_
     async with house(tmp_path, n_ctx=600) as here:
         a = Talk("alpha")
         await here.proxy.turn(a)
-        long = Talk("alpha", words=100)
-        answer = await here.proxy.post("/v1/chat/completions", long.body(), **long.headers)
+        said = [*a.messages, {"role": "user", "content": "x" * 700}]
+        answer = await here.proxy.post("/v1/chat/completions", {"messages": said}, **a.headers)
         assert (answer.status, answer.code) == (400, None)
         assert answer.body["error"]["type"] == "exceed_context_size_error"
         assert (await here.proxy.turn(a)).told == ("resident", None)

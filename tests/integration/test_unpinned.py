@@ -186,7 +186,7 @@ async def test_an_unpinned_request_takes_the_place_of_nobody_unsaved(tmp_path: P
         for talk in talks:
             await here.proxy.turn(talk)
         here.fake.faults.unpinned_slot = 0
-        await messages(here, "other")
+        await here.proxy.post("/v1/messages", chat("other"), X_KVProxy_Bypass="1")
         await here.proxy.at_rest()
         assert sorted(deed for deed, _ in here.deeds) == ["save", "save"]
         answers = [await here.proxy.turn(talk) for talk in talks]

@@ -10,8 +10,8 @@ from typing import Self
 from aiohttp import web
 
 from kvproxy.clock import SystemClock
+from kvproxy.dialects.endpoints import classify
 from kvproxy.errors import ReplyError
-from kvproxy.proxy.endpoints import classify
 from kvproxy.proxy.envelope import error_response
 from kvproxy.proxy.headers import upstream_headers
 from kvproxy.proxy.receive import read_body, stream_body

@@ -92,7 +92,8 @@ def _content(chunk: Body) -> str:
 
 @dataclass(slots=True)
 class Conversation:
-    """One conversation with its history. `extra` goes into every body, `headers` with every request."""
+    """One conversation with its history. `extra` goes into every body, `headers` with every request, and its
+    name as its id, unless it has none."""
 
     name: str
     messages: list[Message]
@@ -100,6 +101,7 @@ class Conversation:
     extra: Body = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     asked: int = 0
+    has_id: bool = True
 
     @classmethod
     def about(cls, name: str, word_count: int = 300, **more: Any) -> Conversation:
@@ -112,7 +114,8 @@ class Conversation:
         question = f"Question {self.asked} of {self.name}: {words((self.name, self.asked), 20)}?"
         asked = [*self.messages, {"role": "user", "content": question}]
         body = {"model": "any", "messages": asked, "max_tokens": self.max_tokens, "temperature": 0}
-        answer = await ask(session, body | self.extra, {"X-Session-Id": self.name} | self.headers)
+        named = {"X-Session-Id": self.name} if self.has_id else {}
+        answer = await ask(session, body | self.extra, named | self.headers)
         if answer.status == 200:
             self.asked += 1
             self.messages = [*asked, {"role": "assistant", "content": answer.text}]

@@ -18,6 +18,7 @@ from kvproxy.proxy.server import create_runner
 from kvproxy.settings.model import Settings
 from kvproxy.telemetry.bus import EventBus
 from kvproxy.telemetry.events import Event, RequestDone, TaskDied
+from kvproxy.upstream.messages_pin import QUESTION
 from kvproxy.upstream.trial import PROBES
 from kvproxy.wiring import Runtime
 from tests.fakes.app import Call
@@ -41,7 +42,17 @@ QUIET: dict[str, dict[str, Any]] = {
 """Nothing is saved but where a slot changes hands, and nothing is too small for it."""
 
 
-STANDING = ("sentinel", "watch", "probe", "rounds", "keeper", "living slots", "late canary", "inspection")
+STANDING = (
+    "sentinel",
+    "watch",
+    "probe",
+    "rounds",
+    "keeper",
+    "living slots",
+    "late canary",
+    "inspection",
+    "memory of conversations",
+)
 """The tasks that run for as long as a runtime does."""
 
 
@@ -243,10 +254,12 @@ class House:
 
 def without_trials(calls: Sequence[Call]) -> list[Call]:
     """`calls` less those by which the proxy tries out, as a life begins, what the server does not tell of its
-    slots: two short prompts, a save of the first, and an erase of each."""
+    slots, and whether `/v1/messages` can be pinned: short prompts, a save of the first, and an erase for each
+    slot they ran in."""
     rest, erases = [], 0
     for call in calls:
         is_trial = call.path == "/completion" and _prompt(call.body) in PROBES
+        is_trial = is_trial or (call.path == "/v1/messages" and QUESTION.encode() in call.body)
         erases += is_trial
         if call.action == "erase" and erases:
             erases -= 1

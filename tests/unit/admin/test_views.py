@@ -10,7 +10,7 @@ from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.identifiers import SlotId
 from kvproxy.upstream.breaker import BreakerState
 from kvproxy.upstream.facts import Facts
-from tests.support.fakes_core import FINGERPRINT, MAIN, PROPS, A, World, generation_of, manifest_of, stay
+from tests.support.fakes_core import FINGERPRINT, MAIN, PROPS, A, B, World, generation_of, manifest_of, stay
 
 S0 = SlotId(0)
 
@@ -103,6 +103,16 @@ def test_a_session_shows_where_it_lives_what_it_was_told_last_and_what_is_stored
 
 def test_a_session_that_was_not_served_yet_has_no_last_outcome() -> None:
     assert session_view(World().session(A), None, ())["last"] is None
+
+
+def test_a_session_shows_by_what_it_is_known_and_where_it_comes_from() -> None:
+    w = World()
+    known = w.session(A)
+    known.namespace, known.branch, known.parent = "content", "0123", B
+    shown, unseen = session_view(known, None, ()), session_view(w.session(B), None, ())
+    fields = ("namespace", "branch", "parent")
+    assert [shown[field] for field in fields] == ["content", "0123", "b" * 12]
+    assert [unseen[field] for field in fields] == [None, None, None]
 
 
 def test_a_session_is_saved_as_long_as_one_generation_is_valid() -> None:

@@ -4,15 +4,17 @@ import pytest
 from multidict import CIMultiDict
 
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
+from kvproxy.dialects.endpoints import classify
 from kvproxy.errors import CapacityError, ErrorCode, UpstreamError
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.proxy.account import WRITE_STALL, Account, refusal
 from kvproxy.proxy.call import Call
-from kvproxy.proxy.endpoints import classify
 from kvproxy.proxy.relay import Ending, RelayedResponse
+from kvproxy.sessions.identity import NOBODY, Identity
 from kvproxy.sessions.key import ClientId
 from kvproxy.sessions.session import Session
 from kvproxy.telemetry.events import RequestDone, RequestFailed, RestoreProvedIneffective
+from kvproxy.upstream.replies import Completed
 from tests.support.clock import FakeClock
 from tests.support.fakes_core import MAIN, A, Sink
 
@@ -33,8 +35,8 @@ class Room:
         self.sink = Sink()
         self.session = Session(A, "digest", "model", 0.0, Revision(0))
         endpoint = classify("POST", "/v1/chat/completions")
-        client = None if is_nobodys else ClientId("x-session-id", "one")
-        call = Call(endpoint, endpoint.reach, b"{}", client, False, False, True)
+        identity = NOBODY if is_nobodys else Identity(ClientId("x-session-id", "one"))
+        call = Call(endpoint, endpoint.reach, b"{}", identity, False, False, True)
         self.account = Account(MAIN, call, self.clock, self.sink, self.clock.now())
 
     def ended(self, *, ending: Ending = Ending.COMPLETE, status: int = 200) -> RequestDone:
@@ -216,3 +218,33 @@ def test_a_server_that_ran_out_of_room_says_so(said: bytes, was_cut_off: bool) -
     room = Room()
     room.account.tap.feed(said)
     assert room.account.was_cut_off is was_cut_off
+
+
+class TestWhereItRan:
+    """Of a request whose slot the server chose."""
+
+    def test_in_the_slot_that_was_made_ready_its_answer_proves_what_that_held(self) -> None:
+        room = Room()
+        room.prepared()
+        room.account.tap.feed(answer(computed=10, reused=1000))
+        room.account.ran_in(S1)
+        assert (room.ended().verdict, room.sink.of(RequestDone)[0].slot) == (Verdict.CONFIRMED, S1)
+
+    @pytest.mark.parametrize("slot", [SlotId(0), None])
+    def test_elsewhere_it_proves_nothing(self, slot: SlotId | None) -> None:
+        room = Room()
+        room.prepared()
+        room.account.tap.feed(answer(computed=1010, reused=0))
+        room.account.ran_in(slot)
+        done = room.ended()
+        assert (done.verdict, done.slot) == (Verdict.UNKNOWN, slot)
+        assert room.sink.of(RestoreProvedIneffective) == []
+
+    def test_what_was_computed_ahead_of_it_counts_as_its_own(self) -> None:
+        room = Room()
+        room.prepared()
+        room.account.tap.feed(answer(computed=1, reused=1009))
+        room.account.had_computed(Completed(10, 1000))
+        room.account.ran_in(S1)
+        done = room.ended()
+        assert (done.computed_tokens, done.reused_tokens, done.generated_tokens) == (11, 1000, 7)

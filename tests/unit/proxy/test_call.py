@@ -7,10 +7,11 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
+from kvproxy.dialects.endpoints import Reach, classify
+from kvproxy.dialects.opening import WORTH_CHARS
 from kvproxy.errors import ErrorCode, ReplyError
-from kvproxy.proxy.call import Call, receive
-from kvproxy.proxy.endpoints import Reach, classify
-from kvproxy.proxy.opening import WORTH_CHARS
+from kvproxy.proxy.call import Call, Terms, receive
+from kvproxy.sessions.identity import Sources
 from kvproxy.sessions.key import ClientId
 
 CHAT = "/v1/chat/completions"
@@ -37,12 +38,18 @@ async def called(
     *,
     path: str = CHAT,
     max_bytes: int = 10_000,
+    is_implicit: bool = True,
+    has_tenants: bool = False,
+    stills_stamp: bool = False,
 ) -> Call:
     body = document if isinstance(document, bytes) else orjson.dumps(document or {"messages": []})
     request = SimpleNamespace(
         headers=CIMultiDict(headers or {}), content=Content(body), content_length=len(body), transport=None
     )
-    return await receive(cast(Any, request), classify("POST", path), ("X-Session-Id",), max_bytes)
+    terms = Terms(
+        Sources(("x-session-id",), ("session_id",)), is_implicit, has_tenants, max_bytes, stills_stamp
+    )
+    return await receive(cast(Any, request), classify("POST", path), terms)
 
 
 async def test_a_named_conversation_owns_what_it_computes_in_one_slot() -> None:
@@ -69,6 +76,31 @@ async def test_a_request_of_nobody_that_names_a_slot_is_pinned_lest_it_runs_ther
 async def test_a_request_that_says_it_owns_nothing_gets_a_slot_of_our_choice(headers: dict[str, str]) -> None:
     call = await called(None, headers)
     assert (call.reach, call.is_owner) == (Reach.PINNED, False)
+
+
+SAID = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_a_conversation_without_an_id_is_known_by_what_it_says() -> None:
+    call = await called(SAID)
+    assert (call.client, call.reach, call.is_owner, call.is_anonymous) == (None, Reach.PINNED, True, False)
+    assert call.reading is not None
+    assert call.reading.is_recognisable
+
+
+async def test_where_that_is_turned_off_such_a_request_is_nobodys() -> None:
+    call = await called(SAID, is_implicit=False)
+    assert (call.reach, call.is_owner, call.is_anonymous) == (Reach.FLOATING, False, True)
+
+
+async def test_an_id_in_the_body_names_a_conversation_too() -> None:
+    assert (await called({**SAID, "session_id": "chat-1"})).client == ClientId("body.session_id", "chat-1")
+
+
+async def test_each_key_has_conversations_of_its_own_where_there_are_several() -> None:
+    sent = NAMED | {"Authorization": "Bearer one"}
+    assert (await called(SAID, sent)).tenant == ""
+    assert (await called(SAID, sent, has_tenants=True)).tenant != ""
 
 
 async def test_bypass_and_auxiliary_are_told_apart() -> None:
@@ -130,3 +162,17 @@ async def test_the_same_request_can_be_sent_without_a_pin() -> None:
 async def test_the_limit_that_a_client_sets_its_answer_is_noted() -> None:
     assert (await called({"messages": [], "max_tokens": 50})).answer_limit == 50
     assert (await called()).answer_limit is None
+
+
+STAMP = "x-anthropic-billing-header: cc_version=2.1.197.bc5; cc_entrypoint=cli; cch=a1b2c;"
+STAMPED = {"system": [{"type": "text", "text": STAMP}], "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_a_stamp_is_overwritten_only_where_that_is_wanted() -> None:
+    kept = await called(STAMPED, path="/v1/messages")
+    assert kept.body == orjson.dumps(STAMPED)
+    still = await called(STAMPED, path="/v1/messages", stills_stamp=True)
+    assert still.body == kept.body.replace(b"bc5", b"000").replace(b"a1b2c", b"00000")
+    # what is known of the request is what the server gets
+    assert still.reading is not None
+    assert still.reading.document == orjson.loads(still.body)

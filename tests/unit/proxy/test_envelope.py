@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from kvproxy.dialects.endpoints import Dialect
 from kvproxy.errors import CapacityError, ErrorCode, ReplyError, UpstreamError
-from kvproxy.proxy.endpoints import Dialect
 from kvproxy.proxy.envelope import error_body, error_response
 
 FULL = CapacityError(ErrorCode.QUEUE_FULL, "256 requests wait", status=429, retry_after_seconds=3)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from kvproxy.proxy.receive import THREAD_BYTES, parse_object
+from kvproxy.proxy.receive import THREAD_BYTES, understand
+
+
+async def parse_object(body: bytes, content_encoding: str | None = None) -> Any:
+    reading = await understand(body, "completion", content_encoding)
+    return None if reading is None else reading.document
 
 
 async def test_an_object_is_read_with_the_last_of_duplicate_keys() -> None:

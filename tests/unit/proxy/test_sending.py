@@ -13,6 +13,7 @@ from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
 from kvproxy.proxy.relay import Ending
 from kvproxy.proxy.sending import Sender
+from kvproxy.proxy.vigil import Vigil
 from kvproxy.proxy.visit import Visit
 from kvproxy.telemetry.events import Event, RequestFailed
 
@@ -33,11 +34,13 @@ async def test_a_client_cut_off_for_not_reading_is_told_with_that_reason(
 
     monkeypatch.setattr(module, "relay", stalled)
     events: list[Event] = []
-    call = cast(Call, SimpleNamespace(endpoint=SimpleNamespace(label="chat/completions"), client=None))
+    call = cast(Call, SimpleNamespace(endpoint=SimpleNamespace(label="chat/completions"), is_anonymous=True))
+    request = make_mocked_request("POST", "/")
+    vigil = Vigil(cast(Any, None), request, call)
     account = Account(ServerName("main"), call, SystemClock(), events.append, 0.0)
     sender = Sender(cast(Any, Upstream()), cast(Any, None), cast(Any, None), None, False, 1)
 
-    await sender.send(Visit(make_mocked_request("POST", "/"), call, account), b"")
+    await sender.send(Visit(request, call, account, vigil), b"")
     account.client_left()
 
     assert events == [RequestFailed(ServerName("main"), "chat/completions", None, "proxy", "write_stall")]

@@ -5,52 +5,18 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from multidict import CIMultiDict
 
 from kvproxy.identifiers import ServerName
 from kvproxy.sessions.key import (
-    MAX_ID_BYTES,
     ClientId,
     derive_key,
     digest_of,
     forbids_persistence,
     is_declared_auxiliary,
-    read_client_id,
     wants_bypass,
 )
 
 MAIN = ServerName("main")
-NAMES = ("X-Session-Id", "X-Conversation-Id")
-
-
-def read(*headers: tuple[str, str]) -> ClientId | None:
-    return read_client_id(CIMultiDict(headers), NAMES)
-
-
-def test_a_request_without_any_of_the_headers_names_no_conversation() -> None:
-    assert read(("Accept", "*/*")) is None
-
-
-def test_the_first_configured_header_that_is_there_decides() -> None:
-    assert read(("x-conversation-id", "two")) == ClientId("x-conversation-id", "two")
-    assert read(("X-Conversation-Id", "two"), ("X-SESSION-ID", " one ")) == ClientId("x-session-id", "one")
-
-
-@pytest.mark.parametrize(
-    "value", ["", "   ", "a\tb", "a\x00b", "a\x7fb", "x" * (MAX_ID_BYTES + 1), "é" * (MAX_ID_BYTES // 2 + 1)]
-)
-def test_an_unfit_id_means_no_conversation_and_not_the_next_header(value: str) -> None:
-    assert read(("X-Session-Id", value), ("X-Conversation-Id", "two")) is None
-
-
-def test_an_id_may_be_as_long_as_the_limit_and_any_text() -> None:
-    assert read(("X-Session-Id", "x" * MAX_ID_BYTES)) is not None
-    assert read(("X-Session-Id", "größe \udcff")) is not None
-
-
-def test_two_different_values_mean_no_conversation_and_the_same_twice_is_one() -> None:
-    assert read(("X-Session-Id", "one"), ("X-Session-Id", "two")) is None
-    assert read(("X-Session-Id", "one"), ("X-Session-Id", "one")) == ClientId("x-session-id", "one")
 
 
 def test_a_key_is_the_same_after_any_restart() -> None:

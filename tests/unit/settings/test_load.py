@@ -109,8 +109,8 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
 
 
 def test_what_is_not_built_refuses_the_start() -> None:
-    with pytest.raises(SettingsError, match=r"^sessions.implicit: true: .* not built"):
-        resolve({"sessions": {"implicit": True}}, environ=HOME)
+    with pytest.raises(SettingsError, match=r"^admin.listen: .* not built"):
+        resolve({"admin": {"listen": "127.0.0.1:9000"}}, environ=HOME)
 
 
 def test_an_unknown_variable_refuses_the_start() -> None:
@@ -123,3 +123,12 @@ def test_an_unknown_variable_refuses_the_start() -> None:
 def test_an_override_below_a_plain_value_is_told_by_its_source() -> None:
     with pytest.raises(SettingsError, match=r"^--set state_dir.x: y: lies below a plain value"):
         resolve({"state_dir": "/s"}, environ=HOME, overrides=[from_assignment("state_dir.x=y")])
+
+
+def test_wordings_of_side_calls_that_cannot_be_used_refuse_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("- {client: mine, where: system}\n")
+    with pytest.raises(SettingsError, match=r"auxiliary\.fingerprints: .*entry 1: should have starts"):
+        resolve({"auxiliary": {"fingerprints": str(file)}}, environ=HOME)
+    file.write_text("- {client: mine, where: system, starts: You name things}\n")
+    assert resolve({"auxiliary": {"fingerprints": str(file)}}, environ=HOME).auxiliary.fingerprints == file

@@ -57,10 +57,19 @@ def test_session_headers_are_held_in_lower_case() -> None:
     assert SessionSettings(headers=("X-Chat",)).headers == ("x-chat",)
 
 
-@pytest.mark.parametrize("header", ["", "a b", "x:y", "Authorization", "Cookie", "X-Api-Key"])
-def test_a_header_that_is_none_or_carries_a_credential_is_refused(header: str) -> None:
+@pytest.mark.parametrize(
+    "header", ["", "a b", "x:y", "Authorization", "Cookie", "X-Api-Key", "X-Request-Id", "mcp-session-id"]
+)
+def test_a_header_that_is_none_or_means_no_conversation_is_refused(header: str) -> None:
     with pytest.raises(ValidationError):
         SessionSettings(headers=(header,))
+
+
+@pytest.mark.parametrize("path", ["", ".", "a.", ".a", "a b", "a..b"])
+def test_a_field_of_the_body_is_a_name_or_names_joined_by_dots(path: str) -> None:
+    with pytest.raises(ValidationError):
+        SessionSettings(body_fields=(path,))
+    assert SessionSettings(body_fields=("chat.id",)).body_fields == ("chat.id",)
 
 
 @pytest.mark.parametrize("host", ["*", "[::1]", "GPU.example"])

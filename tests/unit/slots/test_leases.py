@@ -95,6 +95,27 @@ class TestGranting:
         assert (lease.slot, lease.epoch, lease.waited_seconds, lease.is_fork) == (S0, 1, 0.0, False)
         assert (room.table.view(S0).is_leased, room.desk.out, room.desk.waiting) == (True, 1, 0)
 
+    async def test_a_session_never_lives_in_two_slots_however_soon_its_second_request_comes(self) -> None:
+        room = Room()
+        first = await room.hold(pinned(A))
+        second = await room.ask(pinned(A))
+        assert not second.done()
+        other = await room.hold(pinned(B))
+        assert other.slot == S1
+        other.release()
+
+        room.table.serve(first.slot, first.epoch, stay(A))
+        room.desk.reconsider()
+        await settle()
+        assert second.result().is_fork
+
+    async def test_who_waits_for_a_slot_that_is_made_ready_gets_it_if_that_comes_to_nothing(self) -> None:
+        room = Room()
+        first = await room.hold(pinned(A))
+        second = await room.ask(pinned(A))
+        first.release()
+        assert (await second).is_fork is False
+
     async def test_whoever_waits_is_served_when_a_slot_is_given_back_first_come_first(self) -> None:
         room = Room(1)
         first = await room.hold(pinned())
@@ -1061,3 +1082,22 @@ class Machine(RuleBasedStateMachine):
 
 TestAnything = Machine.TestCase
 TestAnything.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+class TestWaiting:
+    async def test_only_who_has_to_wait_is_told_so(self) -> None:
+        room, told = Room(1), []
+        lease = await room.desk.acquire(pinned(A), lambda: told.append("A"))
+        assert told == []
+        waiting = asyncio.get_running_loop().create_task(
+            room.desk.acquire(pinned(B), lambda: told.append("B"))
+        )
+        await settle(2)
+        assert told == ["B"]
+        lease.release()
+        (await waiting).release()
+
+    async def test_a_part_of_a_lease_is_the_right_to_one_of_its_slots(self) -> None:
+        room = Room(2)
+        lease = await room.hold(FLOATING)
+        assert (lease.part(S1).slot, lease.part(S1).epoch, lease.slots) == (S1, lease.epoch, (S0, S1))

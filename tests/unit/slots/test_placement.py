@@ -85,6 +85,28 @@ def test_a_request_of_nobody_takes_what_a_stranger_would() -> None:
     assert place(None, [dirty(0, B), view(1)]) == at(1)
 
 
+def test_a_request_of_nobody_leaves_blank_slots_to_the_conversations() -> None:
+    views = [view(0, is_blank=True), view(1, used=1.0), view(2, used=2.0), clean(3, B)]
+    assert place(None, views) == at(2)
+    assert place(None, [view(0, is_blank=True), clean(1, B)]) == at(0)
+
+
+def test_slots_that_are_set_apart_are_for_requests_of_nobody() -> None:
+    views = [clean(0, B), view(1, S.SERVING, stay(C), is_leased=True), view(2, is_blank=True)]
+    assert place(None, views, apart=1) == at(2)
+    assert place(A, views, apart=1) == at(0)
+    assert place(A, views[1:], apart=1) is None
+    assert place(C, views, apart=1) == at(0, is_fork=True)
+
+
+def test_a_request_of_nobody_goes_elsewhere_where_those_are_busy() -> None:
+    assert place(None, [clean(0, B), view(1, S.SERVING, is_leased=True)], apart=1) == at(0)
+
+
+def test_not_all_slots_are_set_apart() -> None:
+    assert place(A, [view(0)], apart=7) == at(0)
+
+
 def test_there_is_no_place_where_there_are_no_slots() -> None:
     assert place(A, []) is None
 

@@ -28,6 +28,13 @@ def test_a_second_request_of_a_session_is_a_fork() -> None:
     assert choose(Want(Purpose.PINNED, A), [running(S0), view(S1)]) == ((S1,), True)
 
 
+def test_a_second_request_waits_while_a_slot_is_made_ready_for_its_session() -> None:
+    views = [view(S0, is_leased=True), view(S1)]
+    assert choose(Want(Purpose.PINNED, A), views, [A]) is None
+    assert choose(Want(Purpose.PINNED, B), views, [A]) == ((S1,), False)
+    assert choose(Want(Purpose.PINNED), views, [A]) == ((S1,), False)
+
+
 def test_a_floating_one_gets_all_that_are_free_if_nothing_is_on_its_way() -> None:
     want = Want(Purpose.FLOATING)
     assert choose(want, [running(S0), view(S1)]) == ((S1,), False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, Reason, RestoreOutcome, Trigger, Verdict
 from kvproxy.identifiers import Epoch, ServerName, SlotId
+from kvproxy.sessions.lines import Cause
 from kvproxy.telemetry import events as e
 
 MAIN = ServerName("main")
@@ -63,6 +64,9 @@ def every() -> tuple[e.Event, ...]:
         e.SlotReleased(MAIN, SLOT, SESSION, "serve"),
         e.SessionSwitched(MAIN, SLOT, "ba9876543210", SESSION),
         e.SessionCold(MAIN, SLOT, SESSION, Reason.NO_SNAPSHOT),
+        *(e.BranchBegan(MAIN, SESSION, "id", cause, "ba9876543210") for cause in Cause),
+        e.StaticIdSeen(MAIN, SESSION),
+        e.IdsDisagreed(MAIN),
         e.CheckpointStarted(MAIN, SLOT, SESSION, Trigger.SWITCH),
         *(checkpoint(outcome) for outcome in CheckpointOutcome),
         e.RestoreStarted(MAIN, SLOT, SESSION),
@@ -72,6 +76,8 @@ def every() -> tuple[e.Event, ...]:
         e.SnapshotsChanged(13, 1, 2_384_203_912),
         e.PersistenceTripped(MAIN, 3, 60.0, "save refused"),
         e.PersistenceRecovered(MAIN),
+        e.AuxiliarySeen(MAIN, "chat/completions", "OpenCode, Kilo (title)"),
+        e.RequestHeld(MAIN, "chat/completions", SESSION, 10.0),
         request(),
         request(told=False),
         *(failed(source) for source in ("client", "upstream", "proxy")),

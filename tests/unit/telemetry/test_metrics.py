@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvproxy import __version__
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, RestoreOutcome, Trigger
 from kvproxy.identifiers import ServerName
+from kvproxy.sessions.lines import Cause
 from kvproxy.slots.state import SlotState
 from kvproxy.telemetry.events import Event, RestoreProvedIneffective, SessionSwitched
 from kvproxy.telemetry.metrics import Gauges, Metrics, ServerGauges
@@ -41,6 +42,9 @@ PROMISED = {
     "kvproxy_queue_depth": {"server"},
     "kvproxy_lease_wait_seconds": set(),
     "kvproxy_build_info": {"version"},
+    "kvproxy_session_branches_total": {"server", "source", "cause"},
+    "kvproxy_static_ids_total": {"server"},
+    "kvproxy_disputed_ids_total": {"server"},
 }
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -64,6 +68,15 @@ def series(found: Metrics, gauges: Gauges | None = None) -> Series:
 
 def value(found: Series, name: str, **labels: str) -> float:
     return found[f"kvproxy_{name}", frozenset(labels.items())]
+
+
+def test_conversations_that_began_are_counted_by_how_and_why() -> None:
+    found = series(metrics(*samples.every()))
+    for cause in Cause:
+        assert value(found, "session_branches_total", server="main", source="id", cause=cause) == 1
+        assert value(found, "session_branches_total", server="main", source="content", cause=cause) == 0
+    assert value(found, "static_ids_total", server="main") == 1
+    assert value(found, "disputed_ids_total", server="main") == 1
 
 
 def test_the_promised_names_carry_the_promised_labels_from_the_first_scrape() -> None:

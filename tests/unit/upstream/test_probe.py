@@ -340,6 +340,36 @@ class TestUnpinned:
         assert (room.occupant(0), room.state(1)) == ("a" * 12, "idle")
 
 
+class TestExpected:
+    """A request that was meant for a slot, where its session lives."""
+
+    async def landed(self, room: Room, slot: SlotId, *, was_refused: bool) -> None:
+        room.house(S0, stay(A))
+        flight, following = await room.launch()
+        flight.stay = flight.left = stay(A)
+        flight.expected = S0
+        ran = [idle(0, task=1), idle(1, task=2)]
+        ran[slot] = idle(slot, task=9)
+        room.shows(*ran)
+        flight.end(was_dropped=False, was_refused=was_refused, left=None if was_refused else stay(A))
+        await following
+
+    async def test_in_another_slot_its_session_lives_there_and_nowhere_else(self) -> None:
+        room = Room()
+        await self.landed(room, S1, was_refused=False)
+        assert [view.occupant for view in room.table.views()] == [None, A]
+
+    async def test_refused_where_it_was_expected_it_changes_nothing(self) -> None:
+        room = Room()
+        await self.landed(room, S0, was_refused=True)
+        assert [view.occupant for view in room.table.views()] == [A, None]
+
+    async def test_refused_elsewhere_that_slot_is_nobodys(self) -> None:
+        room = Room()
+        await self.landed(room, S1, was_refused=True)
+        assert room.table.view(S1).occupant is None
+
+
 class TestForeign:
     async def look(self, room: Room, *infos: SlotInfo) -> None:
         room.clock.advance(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.proxy.endpoints import LABELS, Dialect, Reach, classify, refine
+from kvproxy.dialects.endpoints import LABELS, Dialect, Reach, classify, refine
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ class Endpoint:
     reach: Reach
     changes_identity: bool = False
     """Whether the server may compute something else afterwards."""
+    has_turns: bool = False
+    """Whether its requests are a conversation's though the server chooses the slot."""
 
     @property
     def is_management(self) -> bool:
@@ -59,7 +61,7 @@ _OPENAI_COMPLETIONS = _openai("completions", Reach.PINNED)
 _COMPLETION = _openai("completion", Reach.PINNED)
 _RESPONSES = _openai("responses", Reach.PINNED)
 _INFILL = _openai("infill", Reach.PINNED)
-_MESSAGES = Endpoint("messages", Dialect.ANTHROPIC, Reach.FLOATING)
+_MESSAGES = Endpoint("messages", Dialect.ANTHROPIC, Reach.FLOATING, has_turns=True)
 _EMBEDDINGS = _openai("embeddings", Reach.FLOATING)
 _TRANSCRIPTIONS = _openai("audio/transcriptions", Reach.FLOATING)
 _UNKNOWN_POST = _openai("other", Reach.FLOATING)

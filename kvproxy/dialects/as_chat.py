@@ -26,7 +26,7 @@ class _Unreadable(Exception):
 
 
 def as_chat(label: str, document: Document) -> Document | NoBoundary:
-    """`label` is the endpoint's, as in `proxy.endpoints`."""
+    """`label` is the endpoint's, as in `dialects.endpoints`."""
     turn = _TURNS.get(label)
     if turn is None:
         return NoBoundary(Reason.DIALECT, label)

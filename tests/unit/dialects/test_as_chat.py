@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvproxy.boundary.continuations import Ending, NoBoundary, Reason, continuations
-from kvproxy.boundary.dialects import CHAT, as_chat
+from kvproxy.dialects.as_chat import CHAT, as_chat
 
 
 def chat_of(label: str, document: dict[str, Any]) -> dict[str, Any]:

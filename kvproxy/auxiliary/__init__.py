@@ -1,0 +1,1 @@
+"""Side calls (titles, tags, summaries, probes, completions in an editor): how they are told from turns."""

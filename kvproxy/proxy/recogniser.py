@@ -1,0 +1,167 @@
+"""Whose a request is: the session that owns what it computes.
+
+The id that a client names says in which scope to look, the content which branch of it the request belongs to.
+A request without an id looks among all that have none. Where the content does not tell (an endpoint without
+turns), an id alone makes one session, as it stands.
+
+What is known of a branch changes when it is known where the request runs: in the branch's own slot, or, if
+that is busy with another request, elsewhere as a branch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from kvproxy.boundary.turn import Asked as AskedOf
+from kvproxy.identifiers import ServerName, SessionKey, short
+from kvproxy.proxy.call import Call
+from kvproxy.sessions.branches import Branch, Branches, KeyOf, Match, Where
+from kvproxy.sessions.identity import Identity
+from kvproxy.sessions.key import ClientId, derive_key
+from kvproxy.sessions.lines import Asked, Cause
+from kvproxy.sessions.newcomers import Newcomers
+from kvproxy.sessions.registry import SessionRegistry
+from kvproxy.sessions.session import Session
+from kvproxy.telemetry.events import BranchBegan, Emit, IdsDisagreed, StaticIdSeen
+
+CONTENT = ClientId("content", "")
+"""Stands for the id of a conversation that has none."""
+
+SCOPE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The session of a request. `match` is None where its content did not tell."""
+
+    session: Session
+    call: Call
+    model: str
+    match: Match | None = None
+
+
+class Recogniser:
+    """`max_branches` bounds what is kept of one id. `secret` is asked when it is needed: it is read late."""
+
+    def __init__(
+        self,
+        server: ServerName,
+        registry: SessionRegistry,
+        branches: Branches,
+        emit: Emit,
+        *,
+        max_branches: int,
+        secret: Callable[[], bytes],
+    ) -> None:
+        self._server = server
+        self._registry = registry
+        self._branches = branches
+        self._emit = emit
+        self._max_branches = max_branches
+        self._newcomers = Newcomers()
+        self._secret = secret
+
+    def owner_of(self, call: Call, model: str) -> Owner | None:
+        """None for a request that owns nothing. `model` is the server's."""
+        if not call.is_owner:
+            return None
+        if call.identity.is_disputed:
+            self._emit(IdsDisagreed(self._server))
+        reading = call.reading
+        if reading is None or not reading.is_recognisable:
+            key = self._key_of(call, model, "")
+            return Owner(self._session(call, model, key, "", None), call, model)
+        where = self._where(call, model)
+        asked = Asked(self._secret(), reading)
+        match = self._branches.match(where, asked, self._keys(call, model))
+        branch = match.branch
+        self._began(call, branch, match.cause)
+        session = self._session(call, model, branch.key, branch.name, branch.parent)
+        if call.identity.client is None:
+            self._judge_newcomer(session, match)
+        branch.may_persist = session.may_persist
+        return Owner(session, call, model, match)
+
+    def knows(self, call: Call, model: str) -> bool:
+        """Whether the request carries a conversation on that is known."""
+        reading = call.reading
+        if reading is None or not reading.is_recognisable:
+            return False
+        return self._branches.knows(self._where(call, model).scope, Asked(self._secret(), reading))
+
+    def runs_at_home(self, owner: Owner) -> None:
+        """The request has its session's slot."""
+        if owner.match is not None:
+            self._branches.take(owner.match)
+
+    def runs_elsewhere(self, owner: Owner) -> Session | None:
+        """The session's slot is busy with another request: whose this one is. None if it owns nothing,
+        because it says nothing by which it would be known again."""
+        call, match = owner.call, owner.match
+        if match is None:
+            return None
+        branch = self._branches.fork(match, self._keys(call, owner.model))
+        branch.may_persist = call.may_persist and owner.session.may_persist
+        self._began(call, branch, Cause.FORKED)
+        session = self._session(call, owner.model, branch.key, branch.name, branch.parent)
+        session.may_persist = branch.may_persist
+        return session
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _session(
+        self, call: Call, model: str, key: SessionKey, branch: str, parent: SessionKey | None
+    ) -> Session:
+        client = call.identity.client
+        session = self._registry.touch(key, client.digest if client else "", model)
+        session.namespace = client.namespace if client else CONTENT.namespace
+        session.branch, session.parent = branch, parent
+        session.may_persist = session.may_persist and call.may_persist
+        session.opening = call.opening
+        session.asked = None if call.document is None else AskedOf(call.endpoint.label, call.document)
+        return session
+
+    def _began(self, call: Call, branch: Branch, cause: Cause | None) -> None:
+        if cause is None:
+            return
+        source = "content" if call.identity.client is None else "id"
+        key, parent = short(branch.key), branch.parent and short(branch.parent)
+        self._emit(BranchBegan(self._server, key, source, cause, parent))
+        if source == "id" and self._branches.found_static(branch):
+            self._emit(StaticIdSeen(self._server, key))
+
+    def _judge_newcomer(self, session: Session, match: Match) -> None:
+        if match.cause is not None:
+            session.is_passing = match.cause is Cause.NEW and self._newcomers.began()
+        elif len(match.asked.line) > len(match.branch.line):  # else the same was only asked again
+            session.is_passing = False
+            self._newcomers.went_on()
+
+    def _keys(self, call: Call, model: str) -> KeyOf:
+        return lambda name: self._key_of(call, model, name)
+
+    def _key_of(self, call: Call, model: str, name: str) -> SessionKey:
+        agent = call.identity.agent
+        branch = f"{agent}/{name}" if agent else name
+        return derive_key(self._server, call.tenant, model, call.identity.client or CONTENT, branch)
+
+    def _where(self, call: Call, model: str) -> Where:
+        identity = call.identity
+        client = identity.client
+        scope = self._scope(call, model, client or CONTENT, identity.agent)
+        if client is None:
+            return Where(scope)
+        return Where(scope, self._parent_scope(call, model, identity), self._max_branches)
+
+    def _parent_scope(self, call: Call, model: str, identity: Identity) -> bytes | None:
+        parent = identity.parent
+        return None if parent is None else self._scope(call, model, parent, identity.parent_agent)
+
+    def _scope(self, call: Call, model: str, client: ClientId, agent: str) -> bytes:
+        hasher = blake2b(key=self._secret(), digest_size=SCOPE_BYTES)
+        for part in (self._server, call.tenant, model, client.namespace, client.value, agent):
+            raw = part.encode("utf-8", "surrogateescape")
+            hasher.update(len(raw).to_bytes(4, "big") + raw)
+        return hasher.digest()

@@ -1,0 +1,68 @@
+"""Tells side calls from turns before a request is given a slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from kvproxy.auxiliary.fingerprints import Library
+from kvproxy.auxiliary.habits import Habits
+from kvproxy.auxiliary.library import load
+from kvproxy.auxiliary.sorting import Sorting
+from kvproxy.identifiers import ServerName
+from kvproxy.proxy.call import Call
+from kvproxy.proxy.visit import Visit
+from kvproxy.telemetry.events import AuxiliarySeen, Emit
+
+
+class Rules(Protocol):
+    """As in the settings of this name."""
+
+    @property
+    def recognise(self) -> bool: ...
+    @property
+    def headers(self) -> tuple[str, ...]: ...
+    @property
+    def fingerprints(self) -> Path | None: ...
+
+
+class Sorter:
+    """Of one server. `continues` tells whether a request carries a known conversation on. Wordings are known
+    once they were loaded."""
+
+    def __init__(
+        self, server: ServerName, rules: Rules, emit: Emit, continues: Callable[[Call, str], bool]
+    ) -> None:
+        self._server = server
+        self._rules = rules
+        self._emit = emit
+        self._continues = continues
+        self._habits = Habits()
+        self._sorting = self._with(())
+
+    async def load(self) -> None:
+        """Read the wordings. Raises SettingsError for a file of the operator's that cannot be used."""
+        self._sorting = self._with(await asyncio.to_thread(load, self._rules.fingerprints))
+
+    def _with(self, library: Library) -> Sorting:
+        return Sorting(self._rules.recognise, self._rules.headers, library)
+
+    def sorted(self, visit: Visit, model: str) -> Visit:
+        """`visit`, as that of a side call if it is one. `model` is the server's."""
+        call = visit.call
+        if call.is_auxiliary or call.is_bypass:
+            return visit
+        mark = self._sorting.why_auxiliary(
+            visit.request.headers,
+            call.reading,
+            self._habits.of(call.client),
+            lambda: self._continues(call, model),
+        )
+        if mark is None:
+            self._habits.turn(call.client, call.reading)
+            return visit
+        self._emit(AuxiliarySeen(self._server, call.endpoint.label, mark))
+        return replace(visit, call=call.auxiliary())

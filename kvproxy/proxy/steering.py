@@ -1,0 +1,127 @@
+"""Makes the slot in which a conversation is to go on the one that the server will choose.
+
+`/v1/messages` names no slot. The server takes the idle slot that shares the longest beginning with the
+prompt, if that is more than a tenth of it, else the one used least recently. So what the conversation has
+computed is brought into a slot before (where it does not live in one), and the server finds it there. That
+is a belief: which slot it took is looked up afterwards, and that one is the conversation's then. Whoever
+else could lose a slot by it was saved before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvproxy.boundary.continuations import NoBoundary
+from kvproxy.boundary.prefix import prompt_ids
+from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
+from kvproxy.checkpoint.preparer import Preparer
+from kvproxy.checkpoint.shaper import Shaper
+from kvproxy.errors import ReplyError
+from kvproxy.identifiers import SlotId
+from kvproxy.proxy.recogniser import Owner, Recogniser
+from kvproxy.proxy.stays import new_stay
+from kvproxy.sessions.session import Session
+from kvproxy.slots.leases import Lease, LeaseDesk
+from kvproxy.slots.placement import place
+from kvproxy.slots.slot import Occupancy
+from kvproxy.tasks import TaskSet
+from kvproxy.upstream.client import LlamaServer
+from kvproxy.upstream.replies import Completed, Unavailable
+
+PREFILL_SECONDS = 3600.0
+"""For a whole prompt, which takes what it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Where an unpinned request is meant to run, and whose it is.
+
+    `slot` is the one it should be found in, None if that is the server's to say. `stay` is that of `session`,
+    which goes on or begins there; both are None where what it computes is nobody's.
+    """
+
+    preparation: Preparation
+    session: Session | None = None
+    slot: SlotId | None = None
+    stay: Occupancy | None = None
+    computed: Completed | None = None
+    """What it took to compute the prompt there before, where that was done."""
+
+    @property
+    def tokens(self) -> int | None:
+        """What the intended slot is believed to hold."""
+        return None if self.slot is None or self.stay is None else self.stay.tokens
+
+
+NOWHERE = Aim(Preparation(Outcome.COLD))
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """`is_exact`: the prompt is computed in the intended slot first, by a request that is pinned to it. Then
+    no other slot can share more."""
+
+    desk: LeaseDesk
+    preparer: Preparer
+    shaper: Shaper
+    recogniser: Recogniser
+    client: LlamaServer
+    tasks: TaskSet
+    is_exact: bool
+
+    async def aim(self, lease: Lease, owner: Owner) -> Aim | ReplyError:
+        """`lease` is on all free slots, whose occupants are saved."""
+        session = owner.session
+        own = self.desk.table.slot_of(session.key)
+        if own is not None and own.id not in lease.slots:
+            return self._beside(owner)
+        self.recogniser.runs_at_home(owner)
+        if own is None and not (self.is_exact or self.preparer.has_stored(session)):
+            return Aim(self.preparer.leave_cold(lease, session), session, stay=new_stay(session))
+        target = own.id if own is not None else self._room(lease, session)
+        if target is None or lease.is_void:
+            return NOWHERE
+        return await self._bring(lease.part(target), session)
+
+    def _beside(self, owner: Owner) -> Aim:
+        """The conversation's slot serves another request of it: this one begins a branch of its own, if it
+        says enough to be known again."""
+        branch = self.recogniser.runs_elsewhere(owner)
+        stay = None if branch is None else new_stay(branch)
+        return Aim(Preparation(Outcome.COLD, Reason.SESSION_BUSY), branch, stay=stay)
+
+    async def _bring(self, part: Lease, session: Session) -> Aim | ReplyError:
+        preparation = self.preparer.at_once(part, session) or await self.preparer.prepare(part, session)
+        if isinstance(preparation, ReplyError) or part.is_void:
+            return preparation if isinstance(preparation, ReplyError) else NOWHERE
+        view = self.desk.table.view(part.slot)
+        computed = await self._compute(part, session) if self.is_exact else None
+        is_there = view.occupant == session.key or computed is not None
+        slot = part.slot if is_there else None
+        return Aim(preparation, session, slot, view.occupancy or new_stay(session), computed)
+
+    def _room(self, lease: Lease, session: Session) -> SlotId | None:
+        """The held slot that a conversation without one would get."""
+        mine = frozenset(lease.slots)
+        views = self.desk.table.views()
+        ours = [replace(view, is_leased=view.is_leased and view.id not in mine) for view in views]
+        placement = place(session.key, ours, self.desk.set_apart)
+        return None if placement is None else placement.slot
+
+    async def _compute(self, part: Lease, session: Session) -> Completed | None:
+        """Compute the prompt in its slot; None if that was not done."""
+        asked = session.asked
+        ids = None if asked is None else await prompt_ids(self.client, asked.label, asked.document)
+        if ids is None or isinstance(ids, NoBoundary) or part.is_void:
+            return None
+        done = await self.client.complete(part.slot, ids, n_predict=0, timeout=PREFILL_SECONDS)
+        if not isinstance(done, Unavailable):
+            return done
+        self.desk.table.doubt(part.slot, part.epoch)
+        self.tasks.spawn(self._until_idle(part), name="see a prefill end")
+        return None
+
+    async def _until_idle(self, part: Lease) -> None:
+        await self.shaper.until_idle(part.slot, part.epoch)
+        self.desk.table.fate_known(part.slot, part.epoch)
+        self.preparer.slots_changed()
