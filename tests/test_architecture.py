@@ -179,7 +179,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "doctor.examine",
     ),
     5: ("proxy.app", "proxy.server", "admin.app", "admin.views"),  # faces: HTTP in, values out
-    6: ("assembly", "wiring"),  # the only place that knows everything
+    6: ("assembly", "house", "wiring"),  # the only place that knows everything
     7: (  # a process: signals, flags, exit codes
         "verdict",
         "daemon",

@@ -1,4 +1,4 @@
-"""What saving and restoring work with: all of one server, put together by the wiring."""
+"""What saving and restoring work with: all of one server, put together by the house."""
 
 from __future__ import annotations
 

@@ -160,3 +160,6 @@ class SlotRecord:
         if self.settling is not None:
             return self.settling.was_seen
         return self.state is SlotState.SERVING and self.was_seen_running
+
+    def __str__(self) -> str:
+        return f"{self.id}:{self.state}{'*' if self.holder is not None else ''}"

@@ -396,7 +396,5 @@ class SlotTable:
             self._wash_away(slot)
 
     def __repr__(self) -> str:
-        cells = ", ".join(
-            f"{s.id}:{s.state}{'*' if s.holder is not None else ''}" for s in self._slots.values()
-        )
+        cells = ", ".join(map(str, self._slots.values()))
         return f"<SlotTable epoch {self.epoch} [{cells}]>"
