@@ -978,7 +978,7 @@ class TestWaiting:
         assert (lease.part(S1).slot, lease.part(S1).epoch, lease.slots) == (S1, lease.epoch, (S0, S1))
 
     async def test_who_departs_anew_lets_the_end_of_another_be_saved_first(self) -> None:
-        """It had departed, and found more to do. The other waits to know where it runs, and it for the other."""
+        """It had departed, and found more to do. The other waits to know where it runs, and is waited for."""
         room = Room(2)
         other = await room.run(pinned(A))
         lease = await room.hold(FLOATING)
