@@ -69,8 +69,7 @@ class LeaseDesk:
         on_unseen: Callable[[], None] = lambda: None,
         set_apart: int = 0,
     ) -> None:
-        self.table = table
-        self.set_apart = set_apart
+        self.table, self.set_apart = table, set_apart
         self._clock = clock
         self._max_waiting = max_waiting
         self._max_wait_seconds = max_wait_seconds
@@ -230,17 +229,18 @@ class LeaseDesk:
         """Wait until the request of `lease` may be sent: with the next step of the caller it is.
 
         A request that the server puts where it likes, or by which it clears slots, must not meet the end of
-        another: what that left has to be saved first.
+        another: what that left has to be saved first, so who had departed before has not any more.
         """
-        while self._must_be_alone(lease) and any(v.is_in_hand for v in self._others(lease)):
+        lease.has_departed = False
+        self._opened.set()
+        while self._must_be_alone(lease) and any_in_hand(self._others(lease)):
             on_wait()
             self._moved.clear()
             await self._moved.wait()
         lease.has_departed = True
 
     def _must_be_alone(self, lease: Lease) -> bool:
-        floats = lease.want.purpose is Purpose.FLOATING
-        return (floats or self.table.is_volatile) and not lease.is_void
+        return (lease.want.purpose is Purpose.FLOATING or self.table.is_volatile) and not lease.is_void
 
     def _others(self, lease: Lease) -> list[SlotView]:
         return [view for view in self.table.views() if view.id not in lease.slots]

@@ -1101,3 +1101,24 @@ class TestWaiting:
         room = Room(2)
         lease = await room.hold(FLOATING)
         assert (lease.part(S1).slot, lease.part(S1).epoch, lease.slots) == (S1, lease.epoch, (S0, S1))
+
+    async def test_who_departs_anew_lets_the_end_of_another_be_saved_first(self) -> None:
+        """It had departed, and found more to do. The other waits to know where it runs, and is waited for."""
+        room = Room(2)
+        other = await room.run(pinned(A))
+        lease = await room.hold(FLOATING)
+        await room.desk.depart(lease)
+        room.table.served(other.slot, other.epoch, stay(A))
+        saving = asyncio.get_running_loop().create_task(room.desk.until_located())
+        await settle()
+        assert not saving.done()
+
+        departing = asyncio.get_running_loop().create_task(room.desk.depart(lease))
+        await settle()
+        assert saving.done()
+        assert not departing.done()
+
+        other.release()
+        await departing
+        assert lease.has_departed
+        lease.release()
