@@ -139,13 +139,20 @@ async def test_a_request_that_was_being_prepared_while_slots_became_fewer_is_not
         await saved(here, a)
         await here.fake.restart()
         assert (await here.proxy.turn(b)).slot == "0"
-        here.fake.faults.restore_seconds = 0.5
-        asking = asyncio.create_task(here.proxy.turn(a))
-        await here.proxy.until(lambda: ("restore", 1) in here.deeds)
-        await here.fake.restart(slots=1)
-        here.fake.faults.restore_seconds = 0.0
-        here.forget_calls()
-        assert (await asking).status == 200
+        preparer = here.proxy.runtime.preparer
+        prepare = preparer.prepare
+
+        async def prepare_and_lose(lease: Any, session: Any) -> Any:
+            preparer.prepare = prepare  # type: ignore[method-assign]
+            prepared = await prepare(lease, session)
+            assert lease.slot == 1
+            await here.fake.restart(slots=1)
+            here.forget_calls()
+            return prepared
+
+        preparer.prepare = prepare_and_lose  # type: ignore[method-assign]
+        answer = await here.proxy.turn(a)
+        assert (answer.status, answer.slot) == (200, "0")
         sent = [call.body for call in here.fake.calls if call.path == "/v1/chat/completions"]
         assert [b'"id_slot":0' in body for body in sent] == [True]
 
