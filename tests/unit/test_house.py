@@ -11,7 +11,10 @@ async def test_nothing_starts_and_nothing_is_written_while_the_parts_are_put_tog
     state = tmp_path / "state"
     running = len(asyncio.all_tasks())
     house = House(
-        resolve({"upstreams": [{"name": "main", "url": "http://127.0.0.1:9"}], "state_dir": str(state)})
+        resolve(
+            {"upstreams": [{"name": "main", "url": "http://127.0.0.1:9"}], "state_dir": str(state)},
+            environ={},
+        )
     )
     assert len(asyncio.all_tasks()) == running
     assert not state.exists()
