@@ -141,7 +141,7 @@ async def test_open_webuis_task_calls_leave_the_chat_alone(tmp_path: Path) -> No
             assert task.outcome == "auxiliary"
             assert task.slot != answer.slot
         last = await ask(here.proxy, *said, headers=ids)
-        assert last.told == ("resident", None)
+        assert last.told[0] in ("resident", "restored")
         assert reused(last) > 500
 
 

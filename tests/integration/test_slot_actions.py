@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy.sessions import memory
 from kvproxy.upstream import living
 from tests.support.proxy import house
 from tests.support.talk import Talk
@@ -101,8 +102,9 @@ async def test_a_client_may_forbid_the_disk_for_its_conversation(tmp_path: Path)
 
 @pytest.fixture
 def no_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where sessions live is written down by the clock, once a second at most, and not by requests."""
+    """Where sessions live and what they said is written down by the clock, and not by requests."""
     monkeypatch.setattr(living, "PERIOD_SECONDS", 3600.0)
+    monkeypatch.setattr(memory, "PERIOD_SECONDS", 3600.0)
 
 
 @pytest.mark.usefixtures("no_records")
