@@ -62,13 +62,13 @@ async def test_a_server_killed_before_the_last_turn_costs_nearly_nothing(
     [("-np", "2"), ("-np", "2", "--cache-ram", "0"), ("-np", str(SESSIONS), "--cache-ram", "0")],
     ids=" ".join,
 )
-async def test_a_sliding_window_without_the_flag_costs_nothing_and_moves_nothing(
+async def test_a_sliding_window_that_is_not_to_be_opened_costs_nothing_and_moves_nothing(
     set_stage: SetStage, tiny_gemma3: Path, tmp_path: Path, measured: Measured, more: tuple[str, ...]
 ) -> None:
     command = ("-c", str(CONTEXT * SESSIONS), *more)
     async with LlamaServer(tiny_gemma3, *command, slot_dir=tmp_path) as server:
         plain = later_share(await run_load(server.base_url, conversations(), turns=TURNS))
-    stage = await set_stage(*command, model=tiny_gemma3)
+    stage = await set_stage(*command, model=tiny_gemma3, settings=("restore.window_edit=off",))
     share = later_share(await run_load(stage.url, conversations(), turns=TURNS))
     await stage.kvproxy.flush()
     moved = [action for action, _ in stage.tap.slot_actions() if action in ("save", "restore")]
