@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
@@ -70,19 +70,38 @@ _TAKE: Mapping[str, Callable[[Reading], str]] = {
 }
 
 
-def find(fingerprints: Iterable[Fingerprint], reading: Reading) -> Fingerprint | None:
-    """The first that fits."""
-    texts = Texts(reading)
-    return next((one for one in fingerprints if _fits(one, texts, reading)), None)
+class Library:
+    """Wordings in the order in which they count. Sorted by where they stand, for each request is held against
+    all of them, and most have no text there, or none that begins so."""
+
+    def __init__(self, fingerprints: Iterable[Fingerprint] = ()) -> None:
+        self._all = tuple(fingerprints)
+        self._by_place = {where: [one for one in self._all if one.where == where] for where in _TAKE}
+        self._starts = {
+            where: tuple(one.starts for one in ones if one.starts is not None)
+            for where, ones in self._by_place.items()
+        }
+
+    def find(self, reading: Reading) -> Fingerprint | None:
+        """The first that fits."""
+        texts = Texts(reading)
+        fits = [one for where in _TAKE for one in self._fitting(where, texts.of(where), reading)]
+        return min(fits, key=self._all.index) if fits else None
+
+    def _fitting(self, where: str, text: str, reading: Reading) -> list[Fingerprint]:
+        if not text:
+            return []
+        begins = text.startswith(self._starts[where])
+        candidates = self._by_place[where]
+        return [one for one in candidates if (begins or one.starts is None) and _fits(one, text, reading)]
+
+    def __len__(self) -> int:
+        return len(self._all)
 
 
-def _fits(one: Fingerprint, texts: Texts, reading: Reading) -> bool:
+def _fits(one: Fingerprint, text: str, reading: Reading) -> bool:
     if one.max_tokens is not None and (reading.max_tokens is None or reading.max_tokens > one.max_tokens):
         return False
-    text = texts.of(one.where)
     if one.starts is not None and not text.startswith(one.starts):
         return False
     return all(phrase in text for phrase in one.contains)
-
-
-Library = Sequence[Fingerprint]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvproxy.auxiliary.fingerprints import Library, find
+from kvproxy.auxiliary.fingerprints import Library
 from kvproxy.auxiliary.signals import Signal, signal_of
 from kvproxy.auxiliary.structure import Habit, shape_of
 from kvproxy.dialects.reading import Reading
@@ -54,5 +54,5 @@ class Sorting:
             return None
         if (shape := shape_of(reading, habit)) is not None:
             return shape
-        fingerprint = find(self.library, reading)
+        fingerprint = self.library.find(reading)
         return None if fingerprint is None else fingerprint.client

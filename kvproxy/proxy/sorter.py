@@ -41,11 +41,11 @@ class Sorter:
         self._emit = emit
         self._continues = continues
         self._habits = Habits()
-        self._sorting = self._with(())
+        self._sorting = self._with(Library())
 
     async def load(self) -> None:
         """Read the wordings. Raises SettingsError for a file of the operator's that cannot be used."""
-        self._sorting = self._with(await asyncio.to_thread(load, self._rules.fingerprints))
+        self._sorting = self._with(Library(await asyncio.to_thread(load, self._rules.fingerprints)))
 
     def _with(self, library: Library) -> Sorting:
         return Sorting(self._rules.recognise, self._rules.headers, library)

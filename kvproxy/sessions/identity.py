@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any, Protocol
 
 import orjson
@@ -51,12 +52,17 @@ class Identity:
 NOBODY = Identity()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sources:
     """The headers and fields of the body that are believed, in order."""
 
     headers: tuple[str, ...]
     body_fields: tuple[str, ...] = ()
+
+    @cached_property
+    def disputing(self) -> tuple[str, ...]:
+        """The fields that mean what a header means, and must not contradict it."""
+        return tuple(field for field in self.body_fields if f"body.{field}" in _SESSION_FIELDS)
 
 
 class _Unfit(Enum):
@@ -71,7 +77,9 @@ _Found = ClientId | _Unfit | None
 def identify(headers: MultiHeaders, document: Document | None, sources: Sources) -> Identity:
     """`document` is the body, None if it could not be understood."""
     found = _from_headers(headers, sources.headers)
-    from_body = None if document is None else _from_body(document, sources.body_fields)
+    # With an id in a header, of the body only what could contradict it is of interest.
+    fields = sources.body_fields if found is None else sources.disputing
+    from_body = None if document is None else _from_body(document, fields)
     if found is None:
         found = from_body
     if not isinstance(found, ClientId):
@@ -186,6 +194,8 @@ def _session_of_user(value: object) -> str | None:
 
 
 def _at(document: Document, path: str) -> object:
+    if "." not in path:
+        return document.get(path)
     value: object = document
     for name in path.split("."):
         if not isinstance(value, Mapping):
@@ -196,11 +206,12 @@ def _at(document: Document, path: str) -> object:
 
 def _is_disputed(found: ClientId, from_body: _Found) -> bool:
     """Only where both mean the same thing: an agent's header does not contradict its tree in the body."""
-    is_session = isinstance(from_body, ClientId) and from_body.namespace in (
-        "body.session_id",
-        "body.litellm_session_id",
-    )
-    return is_session and isinstance(from_body, ClientId) and from_body.value != found.value
+    if not isinstance(from_body, ClientId) or from_body.namespace not in _SESSION_FIELDS:
+        return False
+    return from_body.value != found.value
+
+
+_SESSION_FIELDS = frozenset({"body.session_id", "body.litellm_session_id"})
 
 
 # lineage

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kvproxy.auxiliary.fingerprints import LOOKED_AT_CHARS, Fingerprint, find
+from kvproxy.auxiliary.fingerprints import LOOKED_AT_CHARS, Fingerprint, Library
 from kvproxy.dialects.reading import Reading, read
 
 
@@ -22,52 +22,57 @@ TITLE = fingerprint(starts="You write titles")
 
 
 def test_a_wording_at_the_beginning_of_a_system_prompt_is_found() -> None:
-    assert find([TITLE], chat(("system", "  You write titles only."), ("user", "hi"))) is TITLE
-    assert find([TITLE], chat(("system", "Well. You write titles."), ("user", "hi"))) is None
-    assert find([TITLE], chat(("user", "You write titles"))) is None
+    assert Library([TITLE]).find(chat(("system", "  You write titles only."), ("user", "hi"))) is TITLE
+    assert Library([TITLE]).find(chat(("system", "Well. You write titles."), ("user", "hi"))) is None
+    assert Library([TITLE]).find(chat(("user", "You write titles"))) is None
 
 
 def test_all_that_a_wording_contains_has_to_be_there() -> None:
     one = fingerprint("only_user", starts="### Task:", contains=["### Output:", "<chat_history>"])
-    assert find([one], chat(("user", "### Task:\nx\n### Output:\ny\n<chat_history>"))) is one
-    assert find([one], chat(("user", "### Task:\nx\n### Output:\ny"))) is None
+    assert Library([one]).find(chat(("user", "### Task:\nx\n### Output:\ny\n<chat_history>"))) is one
+    assert Library([one]).find(chat(("user", "### Task:\nx\n### Output:\ny"))) is None
 
 
 def test_an_only_message_is_one_to_which_nobody_has_replied() -> None:
     one = fingerprint("only_user", starts="### Task:")
-    assert find([one], chat(("system", "be kind"), ("user", "### Task: a"))) is one
-    assert find([one], chat(("user", "### Task: a"), ("assistant", "b"))) is None
-    assert find([one], chat(("user", "### Task: a"), ("user", "b"))) is None
+    assert Library([one]).find(chat(("system", "be kind"), ("user", "### Task: a"))) is one
+    assert Library([one]).find(chat(("user", "### Task: a"), ("assistant", "b"))) is None
+    assert Library([one]).find(chat(("user", "### Task: a"), ("user", "b"))) is None
 
 
 def test_a_last_message_may_follow_a_whole_conversation() -> None:
     one = fingerprint("last_user", contains=["Generate a title"])
-    assert find([one], chat(("user", "hi"), ("assistant", "ho"), ("user", "Generate a title"))) is one
-    assert find([one], chat(("user", "Generate a title"), ("assistant", "ho"), ("user", "thanks"))) is None
+    assert Library([one]).find(chat(("user", "hi"), ("assistant", "ho"), ("user", "Generate a title"))) is one
+    assert (
+        Library([one]).find(chat(("user", "Generate a title"), ("assistant", "ho"), ("user", "thanks")))
+        is None
+    )
 
 
 def test_a_bound_on_the_answer_has_to_be_asked_for() -> None:
     one = fingerprint("only_user", starts="name this chat", max_tokens=16)
-    assert find([one], chat(("user", "name this chat"), max_tokens=16)) is one
-    assert find([one], chat(("user", "name this chat"), max_tokens=17)) is None
-    assert find([one], chat(("user", "name this chat"))) is None
+    assert Library([one]).find(chat(("user", "name this chat"), max_tokens=16)) is one
+    assert Library([one]).find(chat(("user", "name this chat"), max_tokens=17)) is None
+    assert Library([one]).find(chat(("user", "name this chat"))) is None
 
 
 def test_the_system_prompt_is_found_wherever_its_dialect_has_it() -> None:
     messages = [{"role": "user", "content": "hi"}]
     blocks = [{"type": "text", "text": "You write titles"}]
-    assert find([TITLE], read("messages", {"system": blocks, "messages": messages})) is TITLE
-    assert find([TITLE], read("responses", {"instructions": "You write titles", "input": "hi"})) is TITLE
+    assert Library([TITLE]).find(read("messages", {"system": blocks, "messages": messages})) is TITLE
+    assert (
+        Library([TITLE]).find(read("responses", {"instructions": "You write titles", "input": "hi"})) is TITLE
+    )
 
 
 def test_only_the_beginning_of_a_text_is_looked_at() -> None:
     one = fingerprint("last_user", contains=["Generate a title"])
-    assert find([one], chat(("user", "x" * LOOKED_AT_CHARS + "Generate a title"))) is None
+    assert Library([one]).find(chat(("user", "x" * LOOKED_AT_CHARS + "Generate a title"))) is None
 
 
 def test_the_first_that_fits_is_told() -> None:
     other = fingerprint(contains=["titles only"])
-    assert find([other, TITLE], chat(("system", "You write titles only."))) is other
+    assert Library([other, TITLE]).find(chat(("system", "You write titles only."))) is other
 
 
 @pytest.mark.parametrize(

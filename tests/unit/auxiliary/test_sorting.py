@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from kvproxy.auxiliary.fingerprints import Fingerprint
+from kvproxy.auxiliary.fingerprints import Fingerprint, Library
 from kvproxy.auxiliary.library import packaged
 from kvproxy.auxiliary.sorting import Sorting
 from kvproxy.auxiliary.structure import UNKNOWN, Habit
 from kvproxy.dialects.reading import Reading, read
 
 WORDING = Fingerprint(client="some client", where="system", starts="You write titles")
-SORTING = Sorting(True, ("x-task",), (WORDING,))
+SORTING = Sorting(True, ("x-task",), Library([WORDING]))
 TITLE = {"messages": [{"role": "system", "content": "You write titles"}, {"role": "user", "content": "hi"}]}
 TURN = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -64,7 +64,7 @@ def test_only_a_suspect_is_compared_with_what_was_said() -> None:
 
 
 def test_switched_off_only_our_own_header_counts() -> None:
-    off = Sorting(False, ("x-task",), (WORDING,))
+    off = Sorting(False, ("x-task",), Library([WORDING]))
     assert why(TITLE, sorting=off, headers={"X-Task": "title"}) is None
     assert why(TURN, sorting=off, headers={"X-KVProxy-Purpose": "auxiliary"}) == "x-kvproxy-purpose"
 
@@ -81,7 +81,7 @@ def test_what_has_no_turns_is_nothing_to_sort() -> None:
 
 # As the clients word them
 
-SORTED = Sorting(True, (), packaged())
+SORTED = Sorting(True, (), Library(packaged()))
 
 
 def ask(**document: Any) -> Reading:
@@ -162,4 +162,4 @@ def test_a_turn_is_no_side_call(reading: Reading) -> None:
 
 
 def test_our_own_wordings_come_with_the_package() -> None:
-    assert len(packaged()) >= 20
+    assert len(Library(packaged())) >= 20
