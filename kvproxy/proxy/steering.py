@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvproxy.boundary.continuations import NoBoundary
 from kvproxy.boundary.prefix import prompt_ids
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.shaper import Shaper
@@ -91,11 +92,12 @@ class Steering:
         return Aim(Preparation(Outcome.COLD, Reason.SESSION_BUSY), branch, stay=stay)
 
     async def _bring(self, part: Lease, session: Session) -> Aim | ReplyError:
+        asked = session.asked  # which the preparation lets go of where nobody else will need it
         preparation = self.preparer.at_once(part, session) or await self.preparer.prepare(part, session)
         if isinstance(preparation, ReplyError) or part.is_void:
             return preparation if isinstance(preparation, ReplyError) else NOWHERE
         view = self.desk.table.view(part.slot)
-        computed = await self._compute(part, session) if self.is_exact else None
+        computed = await self._compute(part, asked) if self.is_exact else None
         is_there = view.occupant == session.key or computed is not None
         slot = part.slot if is_there else None
         return Aim(preparation, session, slot, view.occupancy or new_stay(session), computed)
@@ -108,9 +110,8 @@ class Steering:
         placement = place(session.key, ours, self.desk.set_apart)
         return None if placement is None else placement.slot
 
-    async def _compute(self, part: Lease, session: Session) -> Completed | None:
+    async def _compute(self, part: Lease, asked: Asked | None) -> Completed | None:
         """Compute the prompt in its slot; None if that was not done."""
-        asked = session.asked
         ids = None if asked is None else await prompt_ids(self.client, asked.label, asked.document)
         if ids is None or isinstance(ids, NoBoundary) or part.is_void:
             return None

@@ -121,12 +121,16 @@ WINDOW = (*FLAGS, "--swa-full")
 
 
 def rollback() -> tuple[list[Message], list[Message]]:
-    """A prompt, and the same without its last words."""
-    system = {"role": "system", "content": words(1, 200)}
+    """A conversation, and the same without the last words of its newest question."""
+    history = [
+        {"role": "system", "content": words(1, 100)},
+        {"role": "user", "content": words(3, 50)},
+        {"role": "assistant", "content": words(4, 50)},
+    ]
     question = words(2, 100)
     before = {"role": "user", "content": question}
     after = {"role": "user", "content": question[:-DROPPED]}
-    return [system, before], [system, after]
+    return [*history, before], [*history, after]
 
 
 async def deviation_of(spoken: Spoken, model: Path) -> float:

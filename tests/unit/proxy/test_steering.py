@@ -44,6 +44,7 @@ class Prepares:
 
     async def prepare(self, lease: Lease, session: Session) -> Preparation | ReplyError:
         self.asked.append(lease.slot)
+        session.asked = None  # nobody needs it from here on, for all that it knows
         if self.refuses:
             return FAILED
         if not self.stored:
