@@ -22,7 +22,7 @@ def body(*contents: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
-async def test_a_compacted_history_reads_only_what_it_shares(
+async def test_an_edited_turn_reads_only_what_it_shares(
     flash_attention: str, tiny_llama: Path, tmp_path: Path
 ) -> None:
     slots = tmp_path / "slots"
@@ -34,14 +34,14 @@ async def test_a_compacted_history_reads_only_what_it_shares(
             proxy.runtime.restorer.cutter.least_seconds = 0  # the files are small here
             await proxy.ready()
             async with client(proxy.base_url) as session:
-                await ask(session, body(f"{opening} {long}"), SESSION)
+                await ask(session, body(opening, "Go on.", long), SESSION)
                 await proxy.at_rest()
                 await proxy.admin("POST", "flush")
                 await proxy.at_rest()
                 (file,) = slots.iterdir()
                 size = file.stat().st_size
                 await server.restart()
-                short = body(f"{opening} In short: {words('short', 10)}")
+                short = body(opening, "Go on.", f"In short: {words('short', 10)}")
                 answer = await ask(session, short, SESSION)
                 await proxy.at_rest()
             (restored,) = proxy.heard(RestoreEnded)
