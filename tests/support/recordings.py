@@ -50,6 +50,11 @@ class Recording:
         """The requests of the conversation that a person leads: not of sub-agents, and no title calls."""
         return [one for one in self.requests if self.is_main(one)]
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether its requests may say in which slot they are to run."""
+        return not self.requests[-1].path.startswith("/v1/messages")
+
     def is_main(self, one: Recorded) -> bool:
         return one.tools == self.requests[-1].tools
 
