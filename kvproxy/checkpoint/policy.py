@@ -18,9 +18,7 @@ from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.placement import place
 from kvproxy.slots.slot import SlotView
-from kvproxy.slots.state import SlotState
-
-_BUSY = (SlotState.SERVING, SlotState.CANCELLING)
+from kvproxy.slots.state import UNDER_WAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +85,11 @@ def save_ahead(
 
 def _latest(views: Sequence[SlotView]) -> SlotId:
     """The slot in use now, or used last."""
-    return max(views, key=lambda view: (view.state in _BUSY or view.is_leased, view.last_used)).id
+    return max(views, key=lambda view: (view.state in UNDER_WAY or view.is_leased, view.last_used)).id
 
 
 def _is_busy(views: Sequence[SlotView]) -> bool:
-    return any(view.state in _BUSY for view in views)
+    return any(view.state in UNDER_WAY for view in views)
 
 
 def is_worth_saving(tokens: int | None, policy: CheckpointPolicy) -> bool:

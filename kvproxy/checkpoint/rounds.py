@@ -14,7 +14,7 @@ from kvproxy.clock import Clock
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.slot import SlotView
-from kvproxy.slots.state import SlotState
+from kvproxy.slots.state import UNDER_WAY, SlotState
 from kvproxy.slots.table import SlotTable
 
 ROUND_SECONDS = 1.0
@@ -151,7 +151,8 @@ class Rounds:
                     continue
                 tried.add(_stay(view.id, view.occupancy))
                 _note(endings, view.occupant, result.outcome)
-            if not ready or not (free or wait_for_requests):
+            is_coming = wait_for_requests and (bool(ready) or self._desk.floats)
+            if not is_coming and not (ready and free):
                 break
             await asyncio.sleep(FLUSH_LOOK_SECONDS)
         return _count(endings)
@@ -188,7 +189,7 @@ def _count(endings: Endings) -> Flushed:
 
 def _runs(view: SlotView) -> bool:
     """Whether a request of its occupant is in it, whose work will be dirty once it has ended."""
-    return view.occupant is not None and view.state in (SlotState.SERVING, SlotState.CANCELLING)
+    return view.occupant is not None and view.state in UNDER_WAY
 
 
 def _can_be_saved(view: SlotView) -> bool:

@@ -35,7 +35,7 @@ from kvproxy.identifiers import Epoch, SessionKey, SlotId
 from kvproxy.slots.cells import may_run
 from kvproxy.slots.lease import Lease
 from kvproxy.slots.slot import SlotView
-from kvproxy.slots.state import SlotState
+from kvproxy.slots.state import UNDER_WAY, SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.slots.want import Purpose, Want, any_in_hand, choose, unused
 
@@ -295,6 +295,11 @@ class LeaseDesk:
         return len(self._line)
 
     @property
+    def floats(self) -> bool:
+        """Whether a lease is out whose slot the server chose: what its request leaves is not noted yet."""
+        return any(lease.want.purpose is Purpose.FLOATING for lease in self._out.values())
+
+    @property
     def out(self) -> int:
         """How many leases of this epoch are out."""
         return len(self._out)
@@ -351,7 +356,7 @@ class LeaseDesk:
         """Of leases whose request was not sent yet. A fork's session is none of theirs."""
         pinned = (out for out in self._out.values() if out.want.purpose is Purpose.PINNED and not out.is_fork)
         found = ((out.want.session, self.table.view(out.slot)) for out in pinned)
-        return [who for who, view in found if who and view.occupant != who and view.state not in _UNDER_WAY]
+        return [who for who, view in found if who and view.occupant != who and view.state not in UNDER_WAY]
 
     def _choose(self, want: Want) -> tuple[tuple[SlotId, ...], bool] | None:
         return choose(want, self.table.views(), self._arriving(), self.set_apart)
@@ -388,9 +393,6 @@ class LeaseDesk:
         gate = " gate closed" if self._gate else ""
         halt = " suspended" if self._suspended else ""
         return f"<LeaseDesk {len(self._out)} out, {len(self._line)} waiting{gate}{halt} {self.table!r}>"
-
-
-_UNDER_WAY = (SlotState.SERVING, SlotState.CANCELLING)
 
 
 def _line_full() -> CapacityError:

@@ -34,6 +34,10 @@ class SlotState(StrEnum):
     QUARANTINED = "quarantined"
 
 
+UNDER_WAY = (SlotState.SERVING, SlotState.CANCELLING)
+"""A request of ours runs there, for all we know."""
+
+
 class SlotEvent(StrEnum):
     SEEN_IDLE = "seen_idle"
     SERVE = "serve"

@@ -154,8 +154,8 @@ async def test_a_short_conversation_is_saved_as_it_is_and_begins_cold(tmp_path: 
             server.base_url, tmp_path / "state", "checkpoint.min_tokens=1", snapshot_dir=slots
         ) as kvproxy,
     ):
-        talk = Conversation("short", [], max_tokens=1)
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        talk = Conversation("short", [])
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         async with client(kvproxy.base_url) as session:
             first = await ask(session, body, {"X-Session-Id": talk.name})
             assert first.prompt < SLIDING_WINDOW

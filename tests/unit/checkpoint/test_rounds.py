@@ -231,6 +231,30 @@ class TestFlush:
 
         assert await waiting == Flushed(1, 0)
 
+    async def test_asked_to_wait_it_waits_until_it_is_known_where_a_request_ran(self) -> None:
+        """Its answer may be over: what it left has no slot yet."""
+        room = Room()
+        room.house(0, stay(A))
+        lease = await room.desk.acquire(Want(Purpose.FLOATING, A))
+
+        waiting = asyncio.ensure_future(self.flush(room, wait=True))
+        await settle()
+        assert not waiting.done()
+        lease.release()
+
+        assert await waiting == Flushed(1, 0)
+
+    async def test_with_nothing_dirty_it_waits_for_such_a_request_all_the_same(self) -> None:
+        room = Room()
+        lease = await room.desk.acquire(Want(Purpose.FLOATING, A))
+        waiting = asyncio.ensure_future(self.flush(room, wait=True))
+        await settle()
+        room.table.take(S0, lease.epoch, stay(A))
+        room.table.served(S0, lease.epoch, stay(A))
+        lease.release()
+
+        assert await waiting == Flushed(1, 0)
+
     async def test_no_time_means_no_save(self) -> None:
         room = Room()
         room.house(0, stay(A))
