@@ -334,7 +334,7 @@ class House:
                 self.upstream.api_key is not None or bool(settings.security.api_keys),
                 assembly.terms_of(settings),
                 is_draining=lambda: self.is_draining,
-                needs_documents=lambda: is_exact or self.shaper.is_needed or self.restorer.cutter.is_wanted,
+                needs_documents=lambda: self.shaper.is_needed or self.restorer.cutter.is_wanted,
             )
         )
 

@@ -120,6 +120,15 @@ class Checkpointer:
         is_wanted = session is None or (session.may_persist and not session.is_passing)
         return is_wanted and self._p.standing.facts.persistence.may_save
 
+    def is_at_risk(self, slot: SlotId) -> bool:
+        """Whether work that would be missed is only in `slot`: in no file, and being written to none."""
+        stay = self._p.table.view(slot).occupancy
+        if stay is None or not stay.is_dirty or not is_worth_saving(stay.tokens, self._policy):
+            return False
+        session = self._p.registry.find(stay.session)
+        is_passing = session is not None and session.is_passing
+        return not is_passing and self.publisher.running(stay.session, stay.revision) is None
+
     def _reason_to_skip(self, occupancy: Occupancy, trigger: Trigger) -> CheckpointOutcome | None:
         if not occupancy.is_dirty:
             return CheckpointOutcome.CLEAN

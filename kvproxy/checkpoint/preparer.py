@@ -147,6 +147,10 @@ class Preparer:
         is_being_written = self._checkpointer.publisher.running(session.key, Revision(0)) is not None
         return is_being_written or bool(self._p.store.find_any(session.key))
 
+    def is_at_risk(self, slot: SlotId) -> bool:
+        """Whether who lives in `slot` would lose work with it, since it could not be saved."""
+        return self._checkpointer.is_at_risk(slot)
+
     def leave_cold(self, lease: Lease, session: Session) -> Preparation:
         """The preparation of a request for which there is nothing to bring back."""
         return self._cold(lease, session, _reason(session, Restoration(RestoreOutcome.NO_SNAPSHOT)))

@@ -4,7 +4,8 @@
 prompt, if that is more than a tenth of it, else the one used least recently. So what the conversation has
 computed is brought into a slot before (where it does not live in one), and the server finds it there. That
 is a belief: which slot it took is looked up afterwards, and that one is the conversation's then. Whoever
-else could lose a slot by it was saved before.
+else could lose a slot by it was saved before; where that could not be done, the prompt is computed in a slot
+of our choice first.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from kvproxy.boundary.continuations import NoBoundary
 from kvproxy.boundary.prefix import prompt_ids
-from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.errors import ReplyError
 from kvproxy.identifiers import SlotId
+from kvproxy.proxy.call import Call
 from kvproxy.proxy.recogniser import Owner, Recogniser
 from kvproxy.proxy.stays import new_stay
 from kvproxy.sessions.session import Session
@@ -59,7 +60,7 @@ NOWHERE = Aim(Preparation(Outcome.COLD))
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """`is_exact`: the prompt is computed in the intended slot first, by a request that is pinned to it. Then
+    """`is_exact`: the prompt is always computed in the intended slot first, by a request pinned to it. Then
     no other slot can share more."""
 
     desk: LeaseDesk
@@ -77,12 +78,19 @@ class Steering:
         if own is not None and own.id not in lease.slots:
             return self._beside(owner)
         self.recogniser.runs_at_home(owner)
-        if own is None and not (self.is_exact or self.preparer.has_stored(session)):
-            return Aim(self.preparer.leave_cold(lease, session), session, stay=new_stay(session))
         target = own.id if own is not None else self._room(lease, session)
+        endangers = self._endangers(lease, target)
+        if own is None and not (self.is_exact or endangers or self.preparer.has_stored(session)):
+            return Aim(self.preparer.leave_cold(lease, session), session, stay=new_stay(session))
         if target is None or lease.is_void:
             return NOWHERE
-        return await self._bring(lease.part(target), session)
+        return await self._bring(lease.part(target), owner, endangers=endangers)
+
+    def _endangers(self, lease: Lease, target: SlotId | None) -> bool:
+        """Whether the server might put a request that finds nothing of its own in `target` in the place of
+        somebody who could not be saved."""
+        others = () if target is None else (slot for slot in lease.slots if slot != target)
+        return any(self.preparer.is_at_risk(slot) for slot in others)
 
     def _beside(self, owner: Owner) -> Aim:
         """The conversation's slot serves another request of it: this one begins a branch of its own, if it
@@ -91,13 +99,14 @@ class Steering:
         stay = None if branch is None else new_stay(branch)
         return Aim(Preparation(Outcome.COLD, Reason.SESSION_BUSY), branch, stay=stay)
 
-    async def _bring(self, part: Lease, session: Session) -> Aim | ReplyError:
-        asked = session.asked  # which the preparation lets go of where nobody else will need it
+    async def _bring(self, part: Lease, owner: Owner, *, endangers: bool) -> Aim | ReplyError:
+        session = owner.session
         preparation = self.preparer.at_once(part, session) or await self.preparer.prepare(part, session)
         if isinstance(preparation, ReplyError) or part.is_void:
             return preparation if isinstance(preparation, ReplyError) else NOWHERE
         view = self.desk.table.view(part.slot)
-        computed = await self._compute(part, asked) if self.is_exact else None
+        is_exact = self.is_exact or (endangers and preparation.outcome is Outcome.COLD)
+        computed = await self._compute(part, owner.call) if is_exact else None
         is_there = view.occupant == session.key or computed is not None
         slot = part.slot if is_there else None
         return Aim(preparation, session, slot, view.occupancy or new_stay(session), computed)
@@ -110,8 +119,9 @@ class Steering:
         placement = place(session.key, ours, self.desk.set_apart)
         return None if placement is None else placement.slot
 
-    async def _compute(self, part: Lease, asked: Asked | None) -> Completed | None:
+    async def _compute(self, part: Lease, call: Call) -> Completed | None:
         """Compute the prompt in its slot; None if that was not done."""
+        asked = call.reading
         ids = None if asked is None else await prompt_ids(self.client, asked.label, asked.document)
         if ids is None or isinstance(ids, NoBoundary) or part.is_void:
             return None

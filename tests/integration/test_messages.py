@@ -57,9 +57,9 @@ class Told:
         return bool(usage["cache_read_input_tokens"] > 4 * usage["input_tokens"])
 
 
-async def turn(here: House, letters: Letters, **more: Any) -> Told:
+async def turn(here: House, letters: Letters, headers: dict[str, str] | None = None, **more: Any) -> Told:
     before = len(here.proxy.done)
-    answer = await here.proxy.post(PATH, letters.body(**more), **letters.headers)
+    answer = await here.proxy.post(PATH, letters.body(**more), **letters.headers, **(headers or {}))
     assert answer.status == 200, answer.raw
     letters.heard(answer.body["content"][0]["text"])
     await here.proxy.at_rest()
@@ -249,6 +249,40 @@ async def test_exact_steering_leaves_the_server_no_choice(tmp_path: Path) -> Non
             assert went.done.slot == slot_of(here, "alpha")
         # What it took is told as if the answer had done it.
         assert (went.done.reused_tokens or 0) > (went.done.computed_tokens or 0) > 1
+
+
+async def test_exact_steering_leaves_it_none_where_the_memory_is_known_to_roll_back(tmp_path: Path) -> None:
+    """What was asked is remembered for slots that cannot; here it is needed all the same."""
+    full, exact = {"memory_kind": "full"}, {"exact_messages": True}
+    async with house(tmp_path, slots=2, upstream=full, sessions=exact) as here:
+        letters = Letters("alpha")
+        for expected in ("cold", "resident"):
+            went = await turn(here, letters)
+            assert went.told[0] == expected
+            assert went.answer.body["usage"]["input_tokens"] == 1
+
+
+@pytest.mark.parametrize("reason", ["not to be kept", "full disk"])
+async def test_who_cannot_be_saved_is_not_lost_to_a_newcomer_that_opens_alike(
+    tmp_path: Path, reason: str
+) -> None:
+    """As a sub-agent does: the server would put it where its parent is, though another slot is empty."""
+    rules = {"type": "text", "text": FILLER * 60}
+    async with house(tmp_path, slots=2) as here:
+        main, agent = Letters("alpha"), Letters("beta")
+        if reason == "full disk":
+            here.fake.faults.fail("save", "error")
+        persist = {"X-KVProxy-Persist": "no"} if reason == "not to be kept" else {}
+        await turn(here, main, headers=persist, system=[rules])
+        home = slot_of(here, "alpha")
+        for expected in ("cold", "resident"):
+            went = await turn(here, agent, system=[rules])
+            assert went.told[0] == expected
+            assert (slot_of(here, "alpha"), slot_of(here, "beta")) == (home, 1 - (home or 0))
+        back = await turn(here, main, headers=persist, system=[rules])
+        assert back.told == ("resident", None)
+        assert back.reuses
+        assert back.done.verdict == "confirmed"
 
 
 async def test_a_server_that_clears_idle_slots_keeps_it_too(tmp_path: Path) -> None:

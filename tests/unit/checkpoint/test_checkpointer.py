@@ -526,3 +526,41 @@ class TestSharing:
             w.files.streams = 1
             await save(w)
             assert w.shares == []
+
+
+class TestAtRisk:
+    """Whether leaving its slot would cost the session work that would be missed."""
+
+    async def test_work_that_is_in_no_file_is(self) -> None:
+        w = world(REFUSED)
+        await save(w)
+        assert w.checkpointer.is_at_risk(S0)
+        assert not w.checkpointer.is_at_risk(SlotId(1)), "nobody lives there"
+
+    async def test_work_that_may_not_be_kept_is(self) -> None:
+        w = world()
+        w.session(A, may_persist=False)
+        assert w.checkpointer.is_at_risk(S0)
+
+    async def test_saved_work_is_not(self) -> None:
+        w = world()
+        await save(w)
+        assert not w.checkpointer.is_at_risk(S0)
+
+    async def test_work_whose_file_is_being_published_is_not(self) -> None:
+        w = world()
+        result = await w.checkpointer.write(S0, w.table.epoch, Trigger.SWITCH)
+        assert isinstance(result, asyncio.Task)
+        assert w.table.view(S0).is_dirty
+        assert not w.checkpointer.is_at_risk(S0)
+        await result
+
+    async def test_what_is_computed_again_in_a_moment_is_not(self) -> None:
+        w = World(policy=CheckpointPolicy(min_tokens=256))
+        w.house(0, stay(A, tokens=255))
+        assert not w.checkpointer.is_at_risk(S0)
+
+    async def test_one_of_many_single_questions_is_not(self) -> None:
+        w = world()
+        w.session(A, is_passing=True)
+        assert not w.checkpointer.is_at_risk(S0)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
-from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
+from kvproxy.dialects.reading import Reading, read
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.proxy.recogniser import Owner
@@ -20,20 +21,31 @@ S0, S1 = SlotId(0), SlotId(1)
 NEW = Preparation(Outcome.COLD, Reason.NEW_SESSION)
 RESTORED = Preparation(Outcome.RESTORED, restored_tokens=7)
 FAILED = ReplyError(ErrorCode.RESTORE_FAILED, "no", status=503)
-HELLO = Asked("messages", {"messages": [{"role": "user", "content": "hello"}]})
+HELLO = read("messages", {"messages": [{"role": "user", "content": "hello"}]})
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What steering needs of a call."""
+
+    reading: Reading | None
 
 
 class Prepares:
-    """A preparer that restores what is stored."""
+    """A preparer that restores what is stored, and saves nobody of `unsaved`."""
 
     def __init__(self, table: SlotTable) -> None:
         self.table = table
         self.stored = False
         self.refuses = False
+        self.unsaved: set[SlotId] = set()
         self.asked: list[SlotId] = []
 
     def has_stored(self, _: Session) -> bool:
         return self.stored
+
+    def is_at_risk(self, slot: SlotId) -> bool:
+        return slot in self.unsaved
 
     def leave_cold(self, *_: object) -> Preparation:
         return NEW
@@ -112,7 +124,8 @@ class Room:
             cast(Any, self),
             is_exact,
         )
-        self.session = Session(A, "digest", "model", 0.0, Revision(3), asked=HELLO)
+        self.session = Session(A, "digest", "model", 0.0, Revision(3))
+        self.reading: Reading | None = HELLO
 
     def spawn(self, work: Any, *, name: str) -> None:
         work.close()
@@ -120,7 +133,7 @@ class Room:
 
     async def aim(self) -> Aim | ReplyError:
         lease = await self.desk.acquire(Want(Purpose.FLOATING, A))
-        return await self.steering.aim(lease, Owner(self.session, cast(Any, None), "model"))
+        return await self.steering.aim(lease, Owner(self.session, cast(Any, Calls(self.reading)), "model"))
 
     def house(self, slot: SlotId, session: Any) -> None:
         self.table.serve(slot, self.table.epoch, stay(session))
@@ -206,7 +219,38 @@ async def test_a_prompt_that_may_still_be_computing_makes_its_slot_doubtful() ->
 
 async def test_a_prompt_that_cannot_be_rendered_is_left_to_the_server() -> None:
     room = Room(is_exact=True)
-    room.session.asked = None
+    room.reading = None
     aim = await room.aim()
     assert isinstance(aim, Aim)
     assert (aim.slot, aim.computed, room.client.prefilled) == (None, None, [])
+
+
+async def test_a_new_one_is_kept_out_of_the_slot_of_somebody_who_could_not_be_saved() -> None:
+    room = Room()
+    room.house(S0, B)
+    room.preparer.unsaved = {S0}
+    aim = await room.aim()
+    assert isinstance(aim, Aim)
+    assert (aim.preparation, aim.slot) == (NEW, S1)
+    assert room.client.prefilled == [(S1, 0)]
+
+
+async def test_one_that_is_found_needs_not_be_kept_out() -> None:
+    room = Room()
+    room.house(S0, B)
+    room.preparer.unsaved = {S0}
+    room.preparer.stored = True
+    assert await room.aim() == Aim(RESTORED, room.session, S1, room.table.view(S1).occupancy)
+    assert room.client.prefilled == []
+
+
+async def test_where_there_is_no_other_slot_somebody_who_could_not_be_saved_has_to_leave() -> None:
+    room = Room()
+    room.house(S0, B)
+    room.house(S1, B)
+    room.preparer.unsaved = {S0}
+    lease = await room.desk.acquire(Want(Purpose.FLOATING, A))
+    alone = lease.part(S0)
+    aim = await room.steering.aim(alone, Owner(room.session, cast(Any, Calls(HELLO)), "model"))
+    assert isinstance(aim, Aim)
+    assert (aim.preparation, aim.slot, room.client.prefilled) == (NEW, None, [])
