@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvproxy.checkpoint.outcome import CheckpointOutcome
+from kvproxy.checkpoint.outcome import CheckpointOutcome, RestoreOutcome
 from kvproxy.telemetry.events import (
     BranchBegan,
     CheckpointEnded,
@@ -34,7 +34,7 @@ from tests.support.clients import OPENINGS, Chat, Kind, Request, Side, words_of
 from tests.support.ledger import Ledger, Told
 from tests.support.proxy import House, house
 
-WALKS = int(os.environ.get("KVPROXY_TEST_WALKS", "") or 12)
+WALKS = int(os.environ.get("KVPROXY_TEST_WALKS", "") or 25)
 STEPS = 30
 CHATS = 5
 LONGEST = 24
@@ -283,6 +283,8 @@ class Walk:
         for event in events:
             if isinstance(event, CheckpointEnded) and event.outcome is CheckpointOutcome.PUBLISHED:
                 self.ledger.published(event.session, event.tokens)
+            if isinstance(event, RestoreEnded) and event.outcome is RestoreOutcome.UNREACHABLE:
+                self.ledger.blamed(event.session)
         began = {event.session: event.cause.value for event in events if isinstance(event, BranchBegan)}
         by_tag = {one.tag: one for one in heard}
         last: dict[int, Run] = {}
@@ -335,12 +337,12 @@ async def _walk(plan: Plan, path: Path) -> None:
         await Walk(here, plan).run()
 
 
-@pytest.mark.timeout(3600 if WALKS > 12 else 120)
+@pytest.mark.timeout(3600 if WALKS > 25 else 120)
 @settings(
     max_examples=WALKS,
     deadline=None,
     database=None,
-    derandomize=WALKS <= 12,
+    derandomize=WALKS <= 25,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )

@@ -52,8 +52,8 @@ class Ledger:
     private: int = 0
     explained: Counter[str] = field(default_factory=Counter)
     files: list[tuple[int, ...]] = field(default_factory=list)
-    _published: set[tuple[str, int]] = field(default_factory=set)
-    """by session, how many tokens its snapshots hold"""
+    _published: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """by session, how many tokens its snapshots hold, the newest last"""
     _overtaken: set[Run] = field(default_factory=set)
     _owners: dict[str, str] = field(default_factory=dict)
     _states: dict[str, list[_State]] = field(default_factory=lambda: defaultdict(list))
@@ -65,7 +65,11 @@ class Ledger:
         self.files.append(saved.tokens)
 
     def published(self, session: str, tokens: int) -> None:
-        self._published.add((session, tokens))
+        self._published[session].append(tokens)
+
+    def blamed(self, session: str) -> None:
+        """The server died as it restored the newest snapshot, which is not tried again."""
+        del self._published[session][-1:]
 
     def overtook(self, ended: Run) -> None:
         """The server put a request of its choice where `ended` had just ended, before anybody could hear of
@@ -127,7 +131,7 @@ class Ledger:
         states = self._states[session]
         for state in reversed(states):
             is_there = state is states[-1] and self._is_there(state, run)
-            if is_there or (session, len(state.run.left)) in self._published:
+            if is_there or len(state.run.left) in self._published[session]:
                 return _reusable(state.run.left, run.prompt)
         return 0
 
