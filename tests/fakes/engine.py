@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes.faults import Faults
+from tests.fakes.runs import Run
 from tests.fakes.state import AUTO, Slot, SlotBank
 from tests.fakes.tokens import BYTE_OFFSET
 
@@ -79,6 +80,7 @@ class Completion:
     index: int = 0
     siblings: int = 0
     """further answers to the same prompt (n > 1)"""
+    tag: str = ""
 
 
 @dataclass(slots=True)
@@ -106,10 +108,14 @@ DEFAULT_PREDICT = 16
 
 
 class Engine:
-    def __init__(self, bank: SlotBank, faults: Faults, violations: list[str]) -> None:
+    def __init__(
+        self, bank: SlotBank, faults: Faults, violations: list[str], runs: list[Run], life: int
+    ) -> None:
         self.bank = bank
         self.faults = faults
         self.violations = violations
+        self.runs = runs
+        self.life = life
         self.max_concurrent_on_slot = 0
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
@@ -257,9 +263,7 @@ class Engine:
         """The whole life of a request on its slot; None if the client left."""
         if len(work.prompt) >= slot.n_ctx:
             return TooLong(len(work.prompt), slot.n_ctx)
-        wasted = slot.restored and self.faults.useless_restores
-        cached = slot.begin(work.prompt, reuse=work.cache_prompt and work.generates and not wasted)
-        self.cached_tokens_total += cached
+        cached = self._begin(work, slot)
         self.emit_early(task, work, Started(index))
         if slot.is_draft_behind:
             return Broken("decode() failed: failed to process speculative batch")
@@ -277,6 +281,16 @@ class Engine:
         slot.has_next_token = False
         return Final(index, slot.id, text, len(work.prompt), cached, decoded, by_limit, truncated)
 
+    def _begin(self, work: Completion, slot: Slot) -> int:
+        """How many tokens of what the slot holds are reused."""
+        held, was_restored = slot.tokens, slot.restored
+        wasted = was_restored and self.faults.useless_restores
+        cached = slot.begin(work.prompt, reuse=work.cache_prompt and work.generates and not wasted)
+        self.cached_tokens_total += cached
+        slot.run = Run(work.tag, self.life, slot.id, work.prompt, held, was_restored, cached)
+        self.runs.append(slot.run)
+        return cached
+
     async def _prefill(self, task: Task, work: Completion, slot: Slot, index: int) -> None:
         total, cached = len(work.prompt), slot.progress.n_cached
         self.emit_early(task, work, PromptProgress(index, total, cached, cached))
@@ -289,6 +303,8 @@ class Engine:
             done += len(batch)
             slot.progress.n_processed = done - cached
             self.prompt_tokens_total += len(batch)
+            if slot.run is not None:
+                slot.run.computed += len(batch)
             self.emit_early(task, work, PromptProgress(index, total, cached, done))
 
     async def _decode_batch(self, size: int) -> None:

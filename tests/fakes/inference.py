@@ -25,6 +25,7 @@ from tests.fakes.engine import (
 from tests.fakes.faults import Faults
 from tests.fakes.probabilities import Probabilities
 from tests.fakes.requests import Json
+from tests.fakes.runs import TAG
 from tests.fakes.tokens import tokenize
 from tests.fakes.views import Setup
 from tests.fakes.waiting import Waiting, json_response, refusal
@@ -118,6 +119,8 @@ class Inference:
 
     def _begin(self, request: web.Request, works: list[Completion], answer: type[replies.Answer]) -> Exchange:
         results: asyncio.Queue[Event] = asyncio.Queue()
+        for work in works:
+            work.tag = request.headers.get(TAG, "")
         tasks = [self.engine.submit(work, results) for work in works]
         n_answers = sum(1 + work.siblings for work in works)
         return Exchange(request, results, tasks, n_answers, answer(self.setup.alias, len(works[0].prompt)))

@@ -22,6 +22,7 @@ from tests.fakes.actions import Saved, SlotActions
 from tests.fakes.app import Api, Call
 from tests.fakes.engine import Engine
 from tests.fakes.faults import Faults, set_fault
+from tests.fakes.runs import Run
 from tests.fakes.state import Slot, SlotBank
 from tests.fakes.views import Setup
 from tests.fakes.wire import Wire, reset_all
@@ -59,6 +60,7 @@ class FakeLlamaServer:
         self.on_save: Callable[[Saved], Awaitable[None] | None] | None = None
         self.calls: list[Call] = []
         self.violations: list[str] = []
+        self.runs: list[Run] = []
         self.lives = 0
         self.aborts = 0
         self._life: Life | None = None
@@ -112,7 +114,7 @@ class FakeLlamaServer:
         await self._bury()
         self.setup = replace(self.setup, **changes, marker=Setup().marker)
         ended = asyncio.Event()
-        engine = Engine(self._new_bank(), self.faults, self.violations)
+        engine = Engine(self._new_bank(), self.faults, self.violations, self.runs, self.lives)
         wire = Wire(self.faults, idle_close=self.setup.idle_close, max_requests=self.setup.max_requests)
         api = Api(self.setup, self.faults, engine, wire, self._actions(), self.calls, ended)
         runner = web.AppRunner(

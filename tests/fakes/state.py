@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tests.fakes.runs import Run
 from tests.fakes.tokens import BYTE_OFFSET, common_prefix, refrain
 
 AUTO = -1
@@ -43,6 +44,8 @@ class Slot:
     """how far the draft's memory reaches"""
     was_cut_off: bool = False
     """the shared memory was full under its request"""
+    run: Run | None = None
+    """the newest that began here and has not ended"""
 
     @property
     def is_processing(self) -> bool:
@@ -200,6 +203,8 @@ class SlotBank:
         return [slot for slot in self.slots if slot is not chosen and not slot.is_processing]
 
     def finished(self, slot: Slot) -> None:
+        if slot.run is not None:
+            slot.run.left, slot.run = slot.tokens, None
         self._uses += 1
         slot.last_used = self._uses
         slot.last_task, slot.running = slot.running, None

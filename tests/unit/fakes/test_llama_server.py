@@ -360,3 +360,14 @@ def test_an_unknown_fault_on_the_command_line_is_wrong_usage(capsys: pytest.Capt
     with pytest.raises(SystemExit, match="2"):
         parse(["--set", "nonsense=1"])
     assert "unknown fault 'nonsense'" in capsys.readouterr().err
+
+
+async def test_the_log_of_runs_tells_what_a_slot_held_and_what_it_cost(fake: FakeLlamaServer) -> None:
+    await complete(fake, LONG, id_slot=0)
+    await complete(fake, LONG + "and more", id_slot=0)
+    first, second = fake.runs
+    assert (first.slot, first.held, first.kept, first.computed) == (0, [], 0, len(first.prompt))
+    assert (second.held, second.kept) == (first.left, len(first.prompt))
+    assert second.computed == len(second.prompt) - second.kept
+    assert first.left[: len(first.prompt)] == first.prompt
+    assert (first.life, second.life) == (0, 0)
