@@ -24,6 +24,7 @@ from kvproxy.checkpoint.proofs import Proofs, Restore
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, SnapshotName, short
 from kvproxy.slots.slot import Occupancy
 from kvproxy.snapshots.alterations import Alteration
+from kvproxy.snapshots.files import NOTHING_AGAINST_IT, FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.manifest import Generation, Manifest, digest_of_ids, generation_to_restore
 from kvproxy.snapshots.memory_kind import MemoryKind
@@ -119,7 +120,7 @@ class Restorer:
         """
         found = await self._find(slot, epoch, key)
         if isinstance(found, Restoration):
-            if found.outcome is RestoreOutcome.FINGERPRINT_MISMATCH:
+            if found.outcome in (RestoreOutcome.FINGERPRINT_MISMATCH, RestoreOutcome.STORE_FAILED):
                 self._tell(slot, key, found, 0.0)
             return found
         job = found
@@ -178,10 +179,12 @@ class Restorer:
             if n_ctx is not None and generation.tokens > n_ctx:
                 detail = f"{generation.tokens} tokens do not fit {n_ctx}"
                 return Restoration(RestoreOutcome.DOES_NOT_FIT, detail=detail)
-            reason = await self._fault_in(key, fingerprint, generation)
-            if reason is None:
+            check = await self._check(key, fingerprint, generation)
+            if check.is_ok:
                 return generation
-            await self._p.store.invalidate(key, fingerprint, generation.name, reason)
+            if check.is_out_of_sight:
+                return Restoration(RestoreOutcome.STORE_FAILED, detail=check.reason)
+            await self._p.store.invalidate(key, fingerprint, generation.name, check.reason)
             left = self._p.store.find(key, fingerprint)
         if left is not None and generation_to_restore(left) is not None:
             return Restoration(
@@ -214,18 +217,14 @@ class Restorer:
         stored = generation.tokens
         return len(ids) > stored and digest_of_ids(ids[:stored]) == generation.ids_digest
 
-    async def _fault_in(
-        self, key: SessionKey, fingerprint: Fingerprint, generation: Generation
-    ) -> str | None:
+    async def _check(self, key: SessionKey, fingerprint: Fingerprint, generation: Generation) -> FileCheck:
         if not self._verify:
-            return None
+            return NOTHING_AGAINST_IT
         check = await self._p.files.verify_stored(generation)
-        if not check.is_ok:
-            return check.reason
-        if check.identity is not None and check.identity != generation.identity:
+        if check.is_ok and check.identity is not None and check.identity != generation.identity:
             # It was moved or touched and had to be read whole; not again the next time.
             await self._p.store.amend(key, fingerprint, generation.name, identity=check.identity)
-        return None
+        return check
 
     # -- the call ----------------------------------------------------------------------------------------
 

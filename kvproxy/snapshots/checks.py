@@ -28,6 +28,8 @@ class FileCheck:
 
     reason: str = ""
     identity: FileIdentity | None = None
+    is_out_of_sight: bool = False
+    """It is the directory that is not there: whether anything is wrong with the file is not known."""
 
     @property
     def is_ok(self) -> bool:
@@ -68,7 +70,8 @@ def check_stored(path: Path, generation: Generation) -> FileCheck:
                 return FileCheck(identity=identity)
             return _check_moved(file, generation, identity)
     except OSError as error:
-        return FileCheck(_describe(error))
+        absence = why_unusable(path.parent) or _elsewhere(path.parent, generation)
+        return FileCheck(absence or _describe(error), is_out_of_sight=bool(absence))
 
 
 def _check_moved(file: FileIO, generation: Generation, identity: FileIdentity) -> FileCheck:
@@ -112,16 +115,22 @@ def at_sight(directory: Path, generations: Collection[Generation]) -> Sight:
     """Says nothing of files that lie in another file system than is there now."""
     if fault := why_unusable(directory):
         return Sight(fault)
-    try:
-        device = os.stat(directory).st_dev
-    except OSError as error:
-        return Sight(f"{directory}: {error.strerror}")
     looked = {
         one.name: _wrong_at_sight(directory / one.name, one)
         for one in generations
-        if one.identity is None or one.identity.device == device
+        if not _elsewhere(directory, one)
     }
     return Sight("", {name: reason for name, reason in looked.items() if reason})
+
+
+def _elsewhere(directory: Path, generation: Generation) -> str:
+    """That a directory is not the one in which a file was published; empty if it is."""
+    try:
+        device = os.stat(directory).st_dev
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    is_there = generation.identity is None or generation.identity.device == device
+    return "" if is_there else f"{directory}: another file system is there now"
 
 
 def why_unusable(directory: Path) -> str:

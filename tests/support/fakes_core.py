@@ -229,6 +229,8 @@ class FakeFiles:
     saved: Any = field(default_factory=FileCheck)
     durable: Any = field(default_factory=FileCheck)
     bad: dict[SnapshotName, str] = field(default_factory=dict)
+    absence: str = ""
+    """Why the whole directory is out of sight."""
     deleted: list[SnapshotName] = field(default_factory=list)
     left_behind: list[SnapshotName] = field(default_factory=list)
     seen: FileIdentity | None = None
@@ -253,6 +255,8 @@ class FakeFiles:
         return await _answer(self.durable)
 
     async def verify_stored(self, generation: Generation) -> FileCheck:
+        if self.absence:
+            return FileCheck(self.absence, is_out_of_sight=True)
         return FileCheck(self.bad.get(generation.name, ""), self.seen)
 
     async def ids_digest(self, name: SnapshotName) -> str | None:

@@ -200,6 +200,17 @@ class TestVerified:
         assert w.log == ["invalidate", "invalidate"]
         assert (await restore(w)).outcome is O.SNAPSHOT_INVALID
 
+    async def test_a_directory_that_is_not_there_is_told_and_condemns_no_snapshot(self) -> None:
+        w = world()
+        w.files.absence = "/slots: No such file or directory"
+
+        result = await restore(w)
+
+        assert (result.outcome, result.detail) == (O.STORE_FAILED, w.files.absence)
+        assert stored(w).current.is_valid
+        assert w.log == []
+        assert [event.outcome for event in w.sink.of(RestoreEnded)] == [O.STORE_FAILED]
+
     async def test_a_file_that_moved_and_is_still_right_is_known_by_its_new_identity(self) -> None:
         w = world()
         w.files.seen = IDENTITY

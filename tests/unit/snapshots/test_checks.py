@@ -117,7 +117,26 @@ def test_a_file_that_is_not_as_claimed_is_refused(file: Path, data: bytes, saved
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert check_saved(tmp_path / "a", claim()).reason == "file is missing"
-    assert check_stored(tmp_path / "a", generation()).reason == "file is missing"
+    assert check_stored(tmp_path / "a", generation()) == checks.FileCheck("file is missing")
+
+
+def test_where_the_directory_is_not_there_nothing_is_said_of_its_files(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    reason = f"{absent}: No such file or directory"
+    assert check_stored(absent / "a", generation()) == checks.FileCheck(reason, is_out_of_sight=True)
+
+
+def test_where_another_file_system_is_mounted_nothing_is_said_of_what_it_lacks(
+    file: Path, stored: Generation
+) -> None:
+    assert stored.identity is not None
+    elsewhere = stored.identity.model_copy(update={"device": stored.identity.device + 1})
+    file.unlink()
+
+    check = check_stored(file, stored.model_copy(update={"identity": elsewhere}))
+
+    reason = f"{file.parent}: another file system is there now"
+    assert check == checks.FileCheck(reason, is_out_of_sight=True)
 
 
 def test_a_link_to_a_good_file_is_refused(file: Path, stored: Generation) -> None:
