@@ -32,6 +32,10 @@ _FINISHES: Mapping[str, str] = {
 """The Chat Completions word for what the other endpoints call it. Unlisted words stay as they are."""
 
 
+_UNFINISHED = frozenset({"in_progress", "queued"})
+"""What a response says of itself on its way."""
+
+
 def usage_in(label: str, head: str, tail: str) -> Usage:
     """`label` is the endpoint's. Counts are None where the answer did not tell, or not legibly."""
     finish = _finish(label, tail)
@@ -101,7 +105,7 @@ def _response_finish(text: str) -> str | None:
     """The Responses API has a status, and calls tools by items of the output."""
     response = _last_object("response", text) or _whole(text)
     status, output = response.get("status"), response.get("output")
-    if not isinstance(status, str):
+    if not isinstance(status, str) or status in _UNFINISHED:
         return None
     items = output if isinstance(output, list) else []
     if status == "completed" and any(_map(item).get("type") == "function_call" for item in items):

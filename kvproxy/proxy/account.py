@@ -7,6 +7,7 @@ from dataclasses import replace
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
 from kvproxy.checkpoint.verdict import verdict_of
 from kvproxy.clock import Clock
+from kvproxy.dialects.endpoints import Reach
 from kvproxy.errors import ReplyError
 from kvproxy.identifiers import ServerName, SlotId, short
 from kvproxy.proxy.call import Call
@@ -26,6 +27,7 @@ class Account:
         self._server = server
         self._label = call.endpoint.label
         self._is_nobodys = call.is_anonymous
+        self._has_many_answers = call.reach is Reach.EXCLUSIVE
         self._clock = clock
         self._emit = emit
         self._began = began
@@ -109,6 +111,15 @@ class Account:
         if self._usage is None:
             self._usage = self.tap.usage(self._label)
         return self._usage
+
+    @property
+    def is_told(self) -> bool:
+        """Whether what has passed so far tells how the answer ended, so that the server is done with it. Of
+        one that holds several answers that cannot be said."""
+        if self._has_many_answers or self._cut is not None:
+            return False
+        usage = self.tap.usage(self._label)
+        return usage.prompt is not None and usage.finish_reason is not None
 
     @property
     def was_cut_off(self) -> bool:

@@ -182,13 +182,15 @@ async def relay(
     on_stall: Callable[[], None] = lambda: None,
     said: bytes = b"",
     begun: RelayedResponse | None = None,
+    is_told: Callable[[], bool] = lambda: False,
 ) -> RelayedResponse:
     """The whole of one answer; the result is what the request handler returns. `said` is what was read of its
     body before, `begun` the answer if its head was sent before: then it goes on with the body.
 
     `on_headers` is called when the head has been written, `on_stall` before a client is cut off for not
     reading. Closes `upstream` unless it was read to its end. A client that leaves while we read ends this by
-    cancellation.
+    cancellation; but `is_told` says whether the answer had told its end by then. To many clients nothing
+    that comes after is worth waiting for, so that answer is complete.
     """
     response = begun or _response_to(upstream, extra_headers)
     if tap is not None:
@@ -198,7 +200,7 @@ async def relay(
         if await _send_head(request, response):
             if on_headers is not None:
                 on_headers()
-            await _send_body(upstream, response, tap, watch or _NOT_WATCHED, said)
+            await _send_body(upstream, response, tap, watch or _NOT_WATCHED, said, is_told)
     finally:
         if watch is not None:
             watch.stop()
@@ -269,6 +271,7 @@ async def _send_body(
     tap: Tap | None,
     watch: AbstractContextManager[None],
     said: bytes,
+    is_told: Callable[[], bool],
 ) -> None:
     content = upstream.content
     while True:
@@ -276,6 +279,12 @@ async def _send_body(
             chunk, said = said or await content.readany(), b""
         except READ_ERRORS:
             response.break_off(Ending.UPSTREAM_BROKE)
+            return
+        except asyncio.CancelledError:
+            if not is_told():
+                raise
+            _take_back_cancellation()
+            response.break_off(Ending.COMPLETE)
             return
         try:
             if tap is not None and chunk:
@@ -286,5 +295,12 @@ async def _send_body(
                     return
                 await response.write(chunk)
         except ConnectionError:
-            response.break_off(Ending.CLIENT_LEFT)
+            response.break_off(Ending.COMPLETE if is_told() else Ending.CLIENT_LEFT)
             return
+
+
+def _take_back_cancellation() -> None:
+    """It came too late: the task goes on as if it had not been cancelled."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()

@@ -90,6 +90,7 @@ class Sender:
             on_stall=lambda: account.cut_off(WRITE_STALL),
             said=said,
             begun=begun,
+            is_told=lambda: account.is_told,
         )
         if response.ending is Ending.UPSTREAM_BROKE:
             self.watch.suspect()

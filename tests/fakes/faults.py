@@ -51,6 +51,8 @@ class Faults:
     """seconds between comment lines in a stream, 0 is never; the original pings after 30 s of silence"""
     cut_stream_after: int = 0
     """the connection of a stream is cut after this many events, 0 is never"""
+    slow_end: float = 0.0
+    """seconds between the last event of a stream and the end of the answer, with the slot idle already"""
     drop_idle_after: float = 0.0
     """seconds after an answer at which an idle connection is closed without a word, 0 is off"""
     frozen: bool = False

@@ -191,6 +191,7 @@ class Inference:
                 await self._cut(exchange)
                 return
         await self._send(exchange, response, exchange.answer.end)
+        await asyncio.sleep(self.faults.slow_end)
 
     async def _cut(self, exchange: Exchange) -> None:
         self.waiting.cancel(exchange.tasks)

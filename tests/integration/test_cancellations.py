@@ -215,6 +215,42 @@ async def test_an_unpinned_client_that_leaves_gives_back_every_slot_it_might_hav
         assert (await here.proxy.turn(Talk("beta"))).status == 200
 
 
+LAST_WORDS = {
+    "/v1/chat/completions": b"[DONE]",
+    "/v1/completions": b"[DONE]",
+    "/completion": b'"stop_type"',
+    "/v1/responses": b"response.completed",
+    "/v1/messages": b"message_stop",
+}
+
+
+def question(path: str) -> dict[str, Any]:
+    turns = [{"role": "user", "content": "CANARY-alpha and so it goes on"}]
+    if path.endswith(("completions", "completion")) and "chat" not in path:
+        return {"prompt": turns[0]["content"]}
+    return {"input" if path.endswith("responses") else "messages": turns}
+
+
+@by_any_way
+@pytest.mark.parametrize("path", LAST_WORDS)
+async def test_a_client_that_leaves_with_its_whole_answer_has_missed_nothing(
+    tmp_path: Path, leave: Leave, path: str
+) -> None:
+    """Many do not wait for the end of the message, which comes a moment after the last event."""
+    async with house(tmp_path, slow_end=0.3) as here:
+        body = json.dumps({**question(path), "max_tokens": 4, "stream": True}).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Session-Id: alpha\r\n"
+        async with connection(here.proxy.port) as wire:
+            await wire.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            await wire.until(LAST_WORDS[path])
+            leave(wire)
+            await here.proxy.until(lambda: here.open_requests == 0, CLOSED_WITHIN_SECONDS)
+        await here.proxy.at_rest()
+        assert failures(here) == []
+        assert [(done.generated_tokens, done.status) for done in here.proxy.done] == [(4, 200)]
+        assert here.proxy.slot_states == ["resident"]
+
+
 async def test_a_client_that_leaves_while_the_body_is_read_leaves_no_trace(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         async with connection(here.proxy.port) as wire:

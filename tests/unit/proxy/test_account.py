@@ -4,7 +4,7 @@ import pytest
 from multidict import CIMultiDict
 
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason, Verdict
-from kvproxy.dialects.endpoints import classify
+from kvproxy.dialects.endpoints import Reach, classify
 from kvproxy.errors import CapacityError, ErrorCode, UpstreamError
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.proxy.account import WRITE_STALL, Account, refusal
@@ -30,13 +30,15 @@ def answer(computed: int, reused: int) -> bytes:
 
 
 class Room:
-    def __init__(self, *, is_nobodys: bool = False) -> None:
+    def __init__(
+        self, *, is_nobodys: bool = False, path: str = "/v1/chat/completions", reach: Reach | None = None
+    ) -> None:
         self.clock = FakeClock()
         self.sink = Sink()
         self.session = Session(A, "digest", "model", 0.0, Revision(0))
-        endpoint = classify("POST", "/v1/chat/completions")
+        endpoint = classify("POST", path)
         identity = NOBODY if is_nobodys else Identity(ClientId("x-session-id", "one"))
-        call = Call(endpoint, endpoint.reach, b"{}", identity, False, False, True)
+        call = Call(endpoint, reach or endpoint.reach, b"{}", identity, False, False, True)
         self.account = Account(MAIN, call, self.clock, self.sink, self.clock.now())
 
     def ended(self, *, ending: Ending = Ending.COMPLETE, status: int = 200) -> RequestDone:
@@ -218,6 +220,43 @@ def test_a_server_that_ran_out_of_room_says_so(said: bytes, was_cut_off: bool) -
     room = Room()
     room.account.tap.feed(said)
     assert room.account.was_cut_off is was_cut_off
+
+
+RESPONSE = (
+    b'{"response":{"status":"%b","usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8}}}}'
+)
+
+
+class TestTold:
+    @pytest.mark.parametrize(
+        ("path", "said", "is_told"),
+        [
+            ("/v1/chat/completions", answer(1, 2), True),
+            ("/v1/chat/completions", b'{"choices":[{"finish_reason":"stop"}]}', False),
+            ("/v1/chat/completions", answer(1, 2).replace(b'"stop"', b"null"), False),
+            ("/v1/responses", RESPONSE % b"completed", True),
+            ("/v1/responses", RESPONSE % b"in_progress", False),
+            ("/v1/messages", b'{"usage":{"input_tokens":9,"cache_read_input_tokens":8}}', False),
+            ("/v1/embeddings", b'{"usage":{"prompt_tokens":9}}', False),
+        ],
+    )
+    def test_an_answer_is_told_once_it_says_what_it_cost_and_how_it_ended(
+        self, path: str, said: bytes, is_told: bool
+    ) -> None:
+        room = Room(path=path)
+        room.account.tap.feed(said)
+        assert room.account.is_told is is_told
+
+    def test_of_several_answers_the_first_to_end_is_not_the_last(self) -> None:
+        room = Room(reach=Reach.EXCLUSIVE)
+        room.account.tap.feed(answer(1, 2))
+        assert not room.account.is_told
+
+    def test_a_client_that_we_cut_off_was_not_told(self) -> None:
+        room = Room()
+        room.account.tap.feed(answer(1, 2))
+        room.account.cut_off(WRITE_STALL)
+        assert not room.account.is_told
 
 
 class TestWhereItRan:

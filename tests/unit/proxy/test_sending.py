@@ -7,6 +7,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from kvproxy.clock import SystemClock
+from kvproxy.dialects.endpoints import Reach
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy import sending as module
 from kvproxy.proxy.account import Account
@@ -34,7 +35,8 @@ async def test_a_client_cut_off_for_not_reading_is_told_with_that_reason(
 
     monkeypatch.setattr(module, "relay", stalled)
     events: list[Event] = []
-    call = cast(Call, SimpleNamespace(endpoint=SimpleNamespace(label="chat/completions"), is_anonymous=True))
+    endpoint = SimpleNamespace(label="chat/completions")
+    call = cast(Call, SimpleNamespace(endpoint=endpoint, is_anonymous=True, reach=Reach.PINNED))
     request = make_mocked_request("POST", "/")
     vigil = Vigil(cast(Any, None), request, call)
     account = Account(ServerName("main"), call, SystemClock(), events.append, 0.0)

@@ -130,6 +130,7 @@ def test_a_response_tells_usage_in_its_body_and_timings_in_its_last_event() -> N
         ("messages", {"stop_reason": "refusal"}, "refusal"),
         ("responses", RESPONSE | {"output": [{"type": "function_call"}]}, "tool_calls"),
         ("responses", {"status": "incomplete", "output": []}, "length"),
+        ("responses", {"status": "in_progress", "output": []}, None),
         ("responses", {"error": {}}, None),
         ("chat/completions", {"error": {}}, None),
     ],
