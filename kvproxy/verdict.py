@@ -25,10 +25,12 @@ class Known(Protocol):
 def verdict_line(known: Known, snapshot_dir_fault: str | None = None) -> tuple[int, str]:
     """The log level and the line. `snapshot_dir_fault` says why that directory cannot be used, if so."""
     facts = known.standing.facts
+    upstream = known.settings.upstreams[0]
     if not facts.state.has_slots:
-        return logging.WARNING, why_without_slots(known.settings.upstreams[0].url, facts)
-    slots = facts.props.total_slots if facts.props else 0
-    head = f"{count(slots, 'slot')}, {facts.model or 'unknown model'}"
+        return logging.WARNING, why_without_slots(upstream.url, facts)
+    if facts.props is None:
+        return logging.WARNING, f"{why_without_slots(upstream.url, facts)}; conversations do not survive"
+    head = f"{count(facts.slots, 'slot')}, {facts.model or 'unknown model'}"
     if not facts.persistence.is_on:
         was_told = facts.persistence.reason == known.standing.obstacle
         level = logging.INFO if was_told else logging.WARNING
@@ -36,7 +38,11 @@ def verdict_line(known: Known, snapshot_dir_fault: str | None = None) -> tuple[i
     if snapshot_dir_fault is not None:
         fault = f"snapshot_dir cannot be used: {snapshot_dir_fault}"
         return logging.WARNING, f"{head}: conversations do not survive: {fault}"
-    return logging.INFO, f"{head}: conversations are saved and restored; {_size(known, facts)}"
+    line = f"{head}: conversations are saved and restored; {_size(known, facts)}"
+    if 0 < facts.slots <= upstream.set_apart:
+        told = f"upstreams[].auxiliary_slots is {upstream.set_apart}, and one slot is left to conversations"
+        return logging.WARNING, f"{line}; {told}"
+    return logging.INFO, line
 
 
 def _size(known: Known, facts: Facts) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import child, console
+from scripts.ports import free_port
 
 START_SECONDS = 90.0
 STOP_SECONDS = 40.0
@@ -121,11 +121,3 @@ def environment() -> dict[str, str]:
 def is_dirty(status: dict[str, Any]) -> bool:
     """Whether kvproxy's status shows a conversation with unsaved work."""
     return any(slot["dirty"] for server in status["servers"] for slot in server["slots"])
-
-
-def free_port() -> int:
-    """A port that is free now. If another process takes it first, the one it was for ends and says so."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -140,6 +140,15 @@ def test_the_reference_says_what_is_not_built_yet() -> None:
     assert named == [entry.key.replace(".1", "") for entry in UNBUILT]
 
 
+# docs/commands.md
+
+
+def test_every_command_has_a_row_and_no_other() -> None:
+    table = text_of("docs/commands.md").partition("## ")[0]
+    named = re.findall(r"^\| `([a-z-]+)", table, re.MULTILINE)
+    assert named == [command.NAME for command in COMMANDS]
+
+
 # docs/observability.md
 
 

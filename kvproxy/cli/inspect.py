@@ -13,6 +13,7 @@ from kvproxy.slotfile.head import Head, read_head
 from kvproxy.slotfile.layout import Layout, Unknown, read_layout
 from kvproxy.slotfile.prefix import obstacle_to_cutting
 from kvproxy.slotfile.window import Closed, move_of
+from kvproxy.snapshots.opened import open_regular
 
 NAME = "inspect"
 HELP = (
@@ -38,12 +39,24 @@ def inspected(path: Path) -> Json:
     """Everything that can be told of a file. Blocks, for up to a second."""
     layout = read_layout(path)
     if isinstance(layout, Unknown):
-        return {"file": str(path), "understood": False, "reason": layout.reason} | _of_head(read_head(path))
+        told = {"file": str(path), "understood": False, "reason": layout.reason}
+        return told | _of_head(read_head(path)) | _of_refusal(path)
     return {"file": str(path), "understood": True} | _of_layout(layout)
 
 
 def _of_head(head: Head | None) -> Json:
     return {} if head is None else {"version": head.version, "tokens": head.tokens}
+
+
+def _of_refusal(path: Path) -> Json:
+    """Why a file cannot be opened, in the system's words."""
+    try:
+        with open_regular(path):
+            return {}
+    except OSError as error:
+        return {"detail": error.strerror}
+    except ValueError as error:
+        return {"detail": str(error)}
 
 
 def _of_layout(layout: Layout) -> Json:

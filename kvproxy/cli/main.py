@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
@@ -62,7 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 done, 1 failed, 2 wrong usage or settings."""
     args = _parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Who reads our output has seen enough of it (`| head`). The interpreter flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except SettingsError as error:
         _complain(args.command, str(error))
         return WRONG_USAGE

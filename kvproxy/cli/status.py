@@ -11,6 +11,9 @@ from kvproxy.doctor.sizes import count, human
 NAME = "status"
 HELP = "Show the running daemon: server, persistence, slots, totals."
 
+_OUTCOMES = ("resident", "restored", "cold", "auxiliary", "bypass")
+"""All that this version gives."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_daemon_arguments(parser)
@@ -46,7 +49,7 @@ def _totals(status: Json) -> str:
     stats, kept = status["stats"], status["snapshots"]
     computed, reused = stats["prompt_tokens_computed"], stats["prompt_tokens_reused"]
     share = f" ({reused / (computed + reused):.1%})" if computed + reused else ""
-    outcomes = ", ".join(f"{stats[name]} {name}" for name in ("resident", "restored", "seeded", "cold"))
+    outcomes = ", ".join(f"{stats[name]} {name}" for name in _OUTCOMES)
     return "\n".join(
         [
             f"requests  {stats['requests']}: {outcomes}",

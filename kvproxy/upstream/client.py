@@ -299,7 +299,7 @@ class LlamaServer:
             return Unavailable(Obstacle.UNREACHABLE, f"no answer within {timeout:.3g} s")
         except OSError as error:
             return Unavailable(Obstacle.UNREACHABLE, _told(error))
-        return reply if reply.status == 200 else Unavailable(_obstacle(reply), reply.message)
+        return reply if reply.status == 200 else _refused(target, reply)
 
     async def _exchange(self, method: str, target: str, cap: float, body: bytes | None = None) -> _Reply:
         # No redirects: the key would go where the answer points.
@@ -337,8 +337,9 @@ def _decoded(status: int, raw: bytes) -> _Reply:
     try:
         return _Reply(status, orjson.loads(raw), "")
     except orjson.JSONDecodeError:
-        head = raw[: replies.ERROR_MESSAGE_CHARS]
-        return _Reply(status, None, replies.one_line(head.decode("utf-8", "replace")))
+        head = raw[: replies.ERROR_MESSAGE_CHARS].decode("utf-8", "replace")
+        is_page = head.lstrip().startswith("<")  # markup for a browser names no cause in its first words
+        return _Reply(status, None, "" if is_page else replies.one_line(head))
 
 
 def _obstacle(reply: _Reply) -> Obstacle:
@@ -363,6 +364,13 @@ _FAULTS = {
 
 def _action_failure(reply: _Reply) -> ActionFailure:
     return ActionFailure(_FAULTS.get(reply.status, Fault.FAILED), reply.message, reply.status)
+
+
+def _refused(target: str, reply: _Reply) -> Unavailable:
+    obstacle = _obstacle(reply)
+    if obstacle is Obstacle.NOT_LLAMA_SERVER and not replies.parse_error(reply.body):
+        return Unavailable(obstacle, f"{_foreign(target).message} ({reply.message})")
+    return Unavailable(obstacle, reply.message)
 
 
 def _foreign(target: str) -> Unavailable:

@@ -121,16 +121,17 @@ WINDOW = (*FLAGS, "--swa-full")
 
 
 def rollback() -> tuple[list[Message], list[Message]]:
-    """A conversation, and the same without the last words of its newest question."""
-    history = [
-        {"role": "system", "content": words(1, 100)},
-        {"role": "user", "content": words(3, 50)},
-        {"role": "assistant", "content": words(4, 50)},
+    """A prompt, and the same without the last words of its second question: another first one would be
+    another conversation."""
+    begun = [
+        {"role": "system", "content": words(1, 200)},
+        {"role": "user", "content": words(3, 20)},
+        {"role": "assistant", "content": words(4, 5)},
     ]
     question = words(2, 100)
     before = {"role": "user", "content": question}
     after = {"role": "user", "content": question[:-DROPPED]}
-    return [*history, before], [*history, after]
+    return [*begun, before], [*begun, after]
 
 
 async def deviation_of(spoken: Spoken, model: Path) -> float:

@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from scripts.ports import free_port
 from tests.acceptance.conftest import Measured
 from tests.support import variants
 from tests.support.daemon import Kvproxy
 from tests.support.load import CHAT, Answer, Conversation, client
-from tests.support.raw import free_port
 from tests.support.real import LlamaServer
 from tests.support.wiretap import Wiretap
 

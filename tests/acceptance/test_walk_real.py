@@ -18,6 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from scripts.ports import free_port
 from tests.acceptance.conftest import Measured
 from tests.fakes.tokens import render_chat, tokenize
 from tests.support.daemon import Kvproxy
@@ -25,7 +26,6 @@ from tests.support.hearing import Heard, say
 from tests.support.judge import Judge, Spoken
 from tests.support.load import Conversation, client, words
 from tests.support.oracle import Claim, Oracle
-from tests.support.raw import free_port
 from tests.support.real import LlamaServer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

@@ -14,10 +14,10 @@ import pytest
 from kvproxy.checkpoint.outcome import CheckpointOutcome
 from kvproxy.telemetry.events import CheckpointEnded, ServerReady, VolatileSlotsSeen
 from kvproxy.upstream.watch import FRESH_SECONDS
+from scripts.ports import free_port
 from tests.fakes.actions import Saved
 from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.proxy import House, KvProxy, house, make_settings
-from tests.support.raw import free_port
 from tests.support.talk import Talk
 
 

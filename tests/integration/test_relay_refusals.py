@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from kvproxy.proxy.receive import BODY_STALL_SECONDS
+from scripts.ports import free_port
 from tests.support.front import Front, eventually
-from tests.support.raw import RawServer, Wire, connection, fields, free_port
+from tests.support.raw import RawServer, Wire, connection, fields
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

@@ -139,11 +139,3 @@ async def connection(port: int, *, receive_buffer: int | None = None) -> AsyncIt
         yield wire
     finally:
         abort(wire.writer.transport)
-
-
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from kvproxy.snapshots.manifest import Manifest
-from kvproxy.upstream.facts import SAVE_PATH_ADVICE, ServerState
+from kvproxy.upstream.facts import KEY_ADVICE, SAVE_PATH_ADVICE, ServerState
 from kvproxy.verdict import verdict_line
 from tests.support.fakes_core import A, B, World, generation_of, manifest_of
 
@@ -21,12 +21,13 @@ class Known:
 
 
 def verdict(
-    world: World, *manifests: Manifest, quota: int = 10**9, fault: str | None = None
+    world: World, *manifests: Manifest, quota: int = 10**9, fault: str | None = None, set_apart: int = 0
 ) -> tuple[int, str]:
     for manifest in manifests:
         world.keep(manifest)
     settings = SimpleNamespace(
-        retention=SimpleNamespace(max_total_bytes=quota), upstreams=[SimpleNamespace(url="http://u")]
+        retention=SimpleNamespace(max_total_bytes=quota),
+        upstreams=[SimpleNamespace(url="http://u", set_apart=set_apart)],
     )
     return verdict_line(cast(Any, Known(settings, world.standing, world.store)), fault)
 
@@ -42,6 +43,20 @@ def test_a_server_that_loads_is_a_warning() -> None:
     world = World()
     world.standing.set(state=ServerState.LOADING, reason="Loading model")
     assert verdict(world) == (logging.WARNING, "llama-server at http://u is loading: Loading model")
+
+
+def test_a_server_that_does_not_tell_who_it_is_is_a_warning_with_the_reason() -> None:
+    world = World()
+    world.standing.set(state=ServerState.DEGRADED, reason=KEY_ADVICE, props=None)
+    line = f"llama-server at http://u is degraded: {KEY_ADVICE}; conversations do not survive"
+    assert verdict(world) == (logging.WARNING, line)
+
+
+@pytest.mark.parametrize(("set_apart", "level"), [(1, logging.INFO), (2, logging.WARNING)])
+def test_more_slots_set_apart_than_can_be_is_a_warning(set_apart: int, level: int) -> None:
+    told, line = verdict(World(), set_apart=set_apart)
+    assert told == level
+    assert line.endswith("auxiliary_slots is 2, and one slot is left to conversations") == (set_apart == 2)
 
 
 def test_a_snapshot_directory_that_cannot_be_used_is_a_warning_that_names_it() -> None:

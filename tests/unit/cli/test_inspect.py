@@ -88,7 +88,12 @@ def test_a_file_that_is_not_understood_says_why_and_fails(
         "version": 3,
         "tokens": 3,
     }
-    assert absent == {"file": str(tmp_path / "absent"), "understood": False, "reason": "unreadable"}
+    assert absent == {
+        "file": str(tmp_path / "absent"),
+        "understood": False,
+        "reason": "unreadable",
+        "detail": "No such file or directory",
+    }
 
 
 def test_people_get_columns(window: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -72,3 +74,21 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
     assert (caught.value.code, capsys.readouterr().out) == (0, f"kvproxy {__version__}\n")
+
+
+def test_a_reader_who_has_seen_enough_gets_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args: argparse.Namespace) -> int:
+        sys.stdout.write("one line\n")
+        return 0
+
+    command = SimpleNamespace(NAME="try", HELP="Try.", add_arguments=lambda parser: None, run=run)
+    monkeypatch.setattr(cli_main, "COMMANDS", (command,))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["try"]) == 1
+        monkeypatch.undo()
+    assert capsys.readouterr().err == ""

@@ -8,9 +8,8 @@ from tests.unit.cli.test_slots import SLOTS
 
 
 def status(**server: Any) -> dict[str, Any]:
-    stats = dict.fromkeys(
-        ("requests", "resident", "restored", "seeded", "cold", "restores", "ineffective_restores"), 4
-    )
+    stats = dict.fromkeys(("resident", "restored", "seeded", "cold", "restores", "ineffective_restores"), 4)
+    stats |= {"requests": 15, "auxiliary": 2, "bypass": 1}
     stats |= {"restore_failures": 1, "saves": 6, "save_failures": 2}
     known = {"name": "main", "url": "http://u", "state": "healthy", "reason": "", "build": "b1", "model": "m"}
     known |= {
@@ -42,6 +41,7 @@ def test_it_shows_the_server_its_slots_and_what_was_saved(daemon: Daemon, ask: A
         "memory hybrid, canary not known\n",
         "breaker closed\n",
         "3 requests waiting for a slot",
+        "15: 4 resident, 4 restored, 4 cold, 2 auxiliary, 1 bypass\n",
         "75 tokens reused (75.0%), 25 computed",
         "2 valid, 1 invalid, 3.0 kB",
     ):

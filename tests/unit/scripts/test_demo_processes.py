@@ -8,13 +8,14 @@ import pytest
 
 from scripts import console, demo_processes
 from scripts.demo_processes import Service
+from scripts.ports import free_port
 
 SERVE = "import http.server, sys; http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), {}).serve_forever()"
 PYTHON = sys.executable  # before the tests' machine puts another one in its place
 
 
 def service(tmp_path: Path, program: str) -> Service:
-    port = demo_processes.free_port()
+    port = free_port()
     command = [PYTHON, "-c", program, str(port)]
     return Service("it", command, port=port, path="/", log=tmp_path / "log")
 

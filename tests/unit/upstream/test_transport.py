@@ -12,8 +12,9 @@ import pytest
 from kvproxy.clock import SystemClock
 from kvproxy.errors import UpstreamError
 from kvproxy.upstream.transport import LARGE_BODY_BYTES, Transport
+from scripts.ports import free_port
 from tests.support.clock import FakeClock
-from tests.support.raw import RawServer, Script, Wire, fields, free_port
+from tests.support.raw import RawServer, Script, Wire, fields
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
