@@ -122,6 +122,19 @@ async def test_once_begun_it_is_kept_alive_until_the_servers_first_byte(tmp_path
         assert len(pulses) >= 6 * len(COMMENT)
 
 
+async def test_between_the_servers_words_there_is_no_pulse_of_ours(tmp_path: Path) -> None:
+    async with one_slot(tmp_path) as here:
+        first, _ = await two_that_share(here)
+        here.fake.faults.restore_seconds = HELD_SECONDS
+        here.fake.faults.token_delay = 4 * HASTY["every_seconds"]
+        async with here.proxy.stream(first, max_tokens=4) as stream:
+            await stream.rest()
+        held, _, spoken = stream.raw.partition(b"data: ")
+        assert COMMENT in held
+        assert spoken.count(b"data: ") >= 4
+        assert COMMENT not in spoken
+
+
 BUSY = {"queue": {"max_wait_seconds": 0.4}}
 
 

@@ -167,6 +167,19 @@ async def test_who_could_lose_a_slot_by_it_is_saved_before(tmp_path: Path) -> No
         assert [(await here.proxy.turn(other)).told for other in others] == [("resident", None)] * 2
 
 
+async def test_who_ended_while_it_was_made_ready_is_saved_before_it_is_sent(tmp_path: Path) -> None:
+    options = {"sessions": {"exact_messages": True}, "prefill_rate": 4000, "batch": 100}
+    async with house(tmp_path, slots=2, token_delay=0.01, **options) as here:
+        other = Talk("beta")
+        async with here.proxy.stream(other) as stream:
+            await stream.first()
+            asked = here.proxy.post(PATH, Letters("alpha", words=100).body(), X_Session_Id="alpha")
+            answer, _ = await asyncio.gather(asked, stream.rest())
+        assert answer.status == 200
+        calls = [call.action or call.path for call in here.fake.calls]
+        assert "save" in calls[: calls.index(PATH)]
+
+
 async def test_work_over_messages_is_saved_as_any_other(tmp_path: Path) -> None:
     async with house(tmp_path, slots=2, checkpoint={"on_turn": True}) as here:
         await turn(here, Letters("alpha"))
