@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from kvproxy.checkpoint.outcome import Outcome, Reason, Verdict
 from kvproxy.cli.main import COMMANDS
+from kvproxy.errors import ErrorCode
 from kvproxy.sessions.session import SessionState
 from kvproxy.settings.load import load, read
 from kvproxy.settings.model import Section, Settings
@@ -195,7 +196,8 @@ def test_the_reference_names_no_event_and_no_metric_that_does_not_exist() -> Non
 
 
 WORDS = {"outcome": Outcome, "reason": Reason, "verdict": Verdict, "session": SessionState} | {
-    "persistence": PersistenceMode
+    "persistence": PersistenceMode,
+    "code": ErrorCode,
 }
 
 

@@ -93,10 +93,6 @@ class Reading:
     def first_user_text(self) -> str:
         return next(iter(self.user_texts), "")
 
-    @property
-    def last_user_text(self) -> str:
-        return self.user_texts[-1] if self.user_texts else ""
-
 
 def read(label: str, document: Document) -> Reading:
     """`document` is the body. Never raises: what is not of the endpoint's shape has no entries."""

@@ -15,9 +15,6 @@ from kvproxy.upstream.replies import Usage
 
 _DECODER = json.JSONDecoder()
 _FINISH = re.compile(r'"(?:finish_reason|stop_reason|stop_type)":\s*"(\w+)"')
-_RESPONSE_STATUS = re.compile(
-    r'"response":\s*\{[^{}]*?"status":\s*"(\w+)"|^\s*\{.*?"status":\s*"(\w+)"', re.S
-)
 _FINISHES: Mapping[str, str] = {
     "end_turn": "stop",
     "eos": "stop",

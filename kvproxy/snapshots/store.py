@@ -151,10 +151,6 @@ class SnapshotStore:
         """All of a session, whatever the fingerprint; most recently used first."""
         return self._index.find_any(key)
 
-    def find_client(self, client_digest: str) -> tuple[Manifest, ...]:
-        """All that came from one client's session id (see `manifest.client_digest`)."""
-        return tuple(manifest for manifest in self._index if manifest.client_digest == client_digest)
-
     def all(self) -> tuple[Manifest, ...]:
         return tuple(self._index)
 

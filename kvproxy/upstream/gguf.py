@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.opened import open_regular
-from kvproxy.upstream.architectures import CHUNKED, kind_of, sliding_window_of
+from kvproxy.upstream.architectures import kind_of, sliding_window_of
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -64,11 +64,6 @@ class ModelTraits:
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
     identity: ModelIdentity
-
-    @property
-    def has_chunked_window(self) -> bool:
-        """Whether the window starts anew at every multiple of its size, and does not slide."""
-        return self.kind is MemoryKind.SLIDING_WINDOW and self.architecture in CHUNKED
 
     @property
     def sliding_window(self) -> int | None:

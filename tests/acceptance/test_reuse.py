@@ -1,8 +1,5 @@
-"""How much of its prompts a busy group of conversations gets back, whatever dies in between.
-
-The ceiling is measured in the same run: as many slots as conversations, each in its own, and nothing dies.
-What is missing there is the new text of each turn, which somebody has to compute.
-"""
+"""How much of its prompts a busy group of conversations gets back, whatever dies in between. The
+ceiling is measured in the same run."""
 
 from __future__ import annotations
 
@@ -13,47 +10,20 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import Measured, SetStage, Stage
-from tests.support.load import Answer, BeforeTurn, Conversation, reuse_share, run_load
-from tests.support.real import LlamaServer
+from tests.acceptance.six import A_MOMENT, LAST, TURNS, ceiling_of, conversations, flags, later_share
+from tests.support.load import BeforeTurn, run_load
 
 Judge = Callable[[str, float], None]
 
 pytestmark = pytest.mark.real
 
-SESSIONS = 6
-TURNS = 3
-LAST = TURNS - 1
-WORDS = 500
-CONTEXT = 6144
 TOLERANCE = 0.006
-A_MOMENT = 0.2
-"""Seconds between the last answer and the kill. In the very milliseconds after it nothing can be saved yet,
-and every slot's last turn is lost; a moment later only that of the slot which was used last."""
 ON_IDLE = ("checkpoint.on_idle_seconds=1",)
-
-
-def conversations(*, are_pinned: bool = False) -> list[Conversation]:
-    pins = [{"id_slot": n} if are_pinned else {} for n in range(SESSIONS)]
-    return [Conversation.about(f"session {n}", WORDS, extra=pin) for n, pin in enumerate(pins)]
-
-
-def flags(slots: int) -> tuple[str, ...]:
-    return ("-c", str(CONTEXT * slots), "-np", str(slots), "--cache-ram", "0")
-
-
-def later_share(answers: list[list[Answer]]) -> float:
-    assert {answer.status for turn in answers for answer in turn} == {200}
-    return reuse_share(answer for turn in answers[1:] for answer in turn)
 
 
 @pytest.fixture(scope="module")
 def ceiling(tiny_llama: Path) -> float:
-    return asyncio.run(_share_on_private_slots(tiny_llama))
-
-
-async def _share_on_private_slots(model: Path) -> float:
-    async with LlamaServer(model, *flags(SESSIONS)) as server:
-        return later_share(await run_load(server.base_url, conversations(are_pinned=True), turns=TURNS))
+    return asyncio.run(ceiling_of(tiny_llama))
 
 
 async def share_of(stage: Stage, before_turn: BeforeTurn, concurrency: int = 1) -> float:

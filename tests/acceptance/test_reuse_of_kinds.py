@@ -10,12 +10,13 @@ import pytest
 from scripts import models
 from scripts.tiny_models import Kind
 from tests.acceptance.conftest import Measured, SetStage
-from tests.acceptance.test_reuse import (
+from tests.acceptance.six import (
     A_MOMENT,
     CONTEXT,
     LAST,
     SESSIONS,
     TURNS,
+    ceiling_of,
     conversations,
     flags,
     later_share,
@@ -28,12 +29,6 @@ pytestmark = pytest.mark.real
 TOLERANCE = 0.015
 WINDOW_TOLERANCE = 0.02
 SWA_FULL = "--swa-full"
-
-
-async def ceiling_of(model: Path, *more: str) -> float:
-    """What as many private slots reuse."""
-    async with LlamaServer(model, *flags(SESSIONS), *more) as server:
-        return later_share(await run_load(server.base_url, conversations(are_pinned=True), turns=TURNS))
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

@@ -1,5 +1,5 @@
 """Servers whose slots share one memory: started without `-np`, they clear idle slots; here that costs nearly
-nothing, and nothing wrong comes of it. The ceiling is measured in the same run, as in `test_reuse`."""
+nothing, and nothing wrong comes of it. The ceiling is measured in the same run."""
 
 from __future__ import annotations
 
@@ -13,40 +13,21 @@ from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.identifiers import Epoch, SlotId
 from kvproxy.telemetry.events import CheckpointEnded
 from tests.acceptance.conftest import Measured, SetStage
-from tests.support.load import Answer, Conversation, client, reuse_share, run_load
+from tests.acceptance.six import A_MOMENT, CONTEXT, LAST, TURNS, ceiling_of, conversations, later_share
+from tests.support.load import Answer, Conversation, client, run_load
 from tests.support.proxy import KvProxy, make_settings
 from tests.support.real import LlamaServer
 
 pytestmark = pytest.mark.real
-
-SESSIONS = 6
-TURNS = 3
-LAST = TURNS - 1
-WORDS = 500
-CONTEXT = 6144
-A_MOMENT = 0.2
-"""Seconds between the last answer and the kill, as in `test_reuse`."""
 
 DEFAULTS = ("-c", str(4 * CONTEXT))
 WITHOUT_RAM_CACHE = (*DEFAULTS, "--cache-ram", "0")
 UNIFIED = ("-c", str(4 * CONTEXT), "-np", "4", "--kv-unified", "--no-cache-idle-slots")
 
 
-def later_share(answers: list[list[Answer]]) -> float:
-    assert {answer.status for turn in answers for answer in turn} == {200}
-    return reuse_share(answer for turn in answers[1:] for answer in turn)
-
-
 @pytest.fixture(scope="module")
 def ceiling(tiny_llama: Path) -> float:
-    return asyncio.run(_share_on_private_slots(tiny_llama))
-
-
-async def _share_on_private_slots(model: Path) -> float:
-    pinned = [Conversation.about(f"session {n}", WORDS, extra={"id_slot": n}) for n in range(SESSIONS)]
-    flags = ("-c", str(CONTEXT * SESSIONS), "-np", str(SESSIONS), "--cache-ram", "0")
-    async with LlamaServer(model, *flags) as server:
-        return later_share(await run_load(server.base_url, pinned, turns=TURNS))
+    return asyncio.run(ceiling_of(tiny_llama))
 
 
 @pytest.mark.parametrize(
@@ -75,9 +56,8 @@ async def test_a_server_killed_before_the_last_turn_costs_nearly_nothing(
             await asyncio.sleep(A_MOMENT)
             await stage.llama.restart()
 
-    conversations = [Conversation.about(f"session {n}", WORDS) for n in range(SESSIONS)]
     answers = await run_load(
-        stage.url, conversations, turns=TURNS, concurrency=concurrency, before_turn=kill_server
+        stage.url, conversations(), turns=TURNS, concurrency=concurrency, before_turn=kill_server
     )
     share = later_share(answers)
     measured(f"{' '.join(flags)}, concurrency {concurrency}: reuse {share:.4f} of {ceiling:.4f}")

@@ -16,17 +16,8 @@ from kvproxy.slotfile.layout import Layout, read_layout
 from scripts import models
 from scripts.tiny_models import SLIDING_WINDOW, Kind
 from tests.acceptance.conftest import Measured, SetStage
+from tests.acceptance.six import A_MOMENT, CONTEXT, LAST, TURNS, ceiling_of, conversations, flags, later_share
 from tests.acceptance.test_boundary_real import CLIENTS, FLAGS, LEAST_SHARE, Turn, private_reuse, rewriting
-from tests.acceptance.test_reuse import (
-    A_MOMENT,
-    CONTEXT,
-    LAST,
-    SESSIONS,
-    TURNS,
-    conversations,
-    flags,
-    later_share,
-)
 from tests.support.daemon import Kvproxy
 from tests.support.load import Conversation, ask, client, run_load
 from tests.support.real import LlamaServer
@@ -41,12 +32,7 @@ EDIT_OFF = ("restore.window_edit=off",)
 
 @pytest.fixture(scope="module")
 def ceiling() -> float:
-    return asyncio.run(_share_on_private_slots())
-
-
-async def _share_on_private_slots() -> float:
-    async with LlamaServer(GEMMA3, *flags(SESSIONS)) as server:
-        return later_share(await run_load(server.base_url, conversations(are_pinned=True), turns=TURNS))
+    return asyncio.run(ceiling_of(GEMMA3))
 
 
 @pytest.mark.parametrize(

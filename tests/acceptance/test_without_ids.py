@@ -8,22 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import Measured, SetStage
-from tests.support.load import Answer, Conversation, reuse_share, run_load, words
-from tests.support.real import LlamaServer
+from tests.acceptance.six import A_MOMENT, CONTEXT, LAST, SESSIONS, TURNS, ceiling_of, later_share
+from tests.support.load import Conversation, run_load, words
 
 pytestmark = pytest.mark.real
 
-SESSIONS = 6
-TURNS = 3
-LAST = TURNS - 1
-CONTEXT = 6144
 TOLERANCE = 0.006
-A_MOMENT = 0.2
-"""As in `test_reuse`."""
 FLAGS = ("-c", str(CONTEXT * 2), "-np", "2", "--cache-ram", "0")
 
 
-def conversations(*, shares_system: bool, pins: bool = False) -> list[Conversation]:
+def unnamed(*, shares_system: bool, pins: bool = False) -> list[Conversation]:
     found = []
     for n in range(SESSIONS):
         read = f"Read this and answer. {words('shared' if shares_system else n, 500)}"
@@ -33,21 +27,9 @@ def conversations(*, shares_system: bool, pins: bool = False) -> list[Conversati
     return found
 
 
-def later_share(answers: list[list[Answer]]) -> float:
-    assert {answer.status for turn in answers for answer in turn} == {200}
-    return reuse_share(answer for turn in answers[1:] for answer in turn)
-
-
 @pytest.fixture(scope="module")
 def ceiling(tiny_llama: Path) -> float:
-    return asyncio.run(_share_on_private_slots(tiny_llama))
-
-
-async def _share_on_private_slots(model: Path) -> float:
-    flags = ("-c", str(CONTEXT * SESSIONS), "-np", str(SESSIONS), "--cache-ram", "0")
-    async with LlamaServer(model, *flags) as server:
-        talks = conversations(shares_system=False, pins=True)
-        return later_share(await run_load(server.base_url, talks, turns=TURNS))
+    return asyncio.run(ceiling_of(tiny_llama, pinned=unnamed(shares_system=False, pins=True)))
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -66,7 +48,7 @@ async def test_what_is_reused_without_ids_is_all_there_is_to_reuse(
             await asyncio.sleep(A_MOMENT)
             await stage.llama.restart()
 
-    talks = conversations(shares_system=shares_system)
+    talks = unnamed(shares_system=shares_system)
     answers = await run_load(stage.url, talks, turns=TURNS, concurrency=concurrency, before_turn=restart)
 
     share = later_share(answers)

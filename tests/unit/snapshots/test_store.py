@@ -645,9 +645,3 @@ class TestTold:
 
         told = [(one.valid, one.invalid, one.size_bytes) for one in sink.of(SnapshotsChanged)]
         assert told == [(0, 0, 0), (1, 0, 100), (2, 0, 200), (1, 1, 200), (0, 0, 0)]
-
-    async def test_a_client_finds_its_sessions_by_the_digest_of_its_id(self, store: SnapshotStore) -> None:
-        done = await published(store)
-        await published(store, key=OTHER_KEY, client_digest="d" * 32)
-
-        assert store.find_client("c" * 32) == (done.manifest,)

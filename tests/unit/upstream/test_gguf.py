@@ -117,10 +117,10 @@ def test_a_window_is_told_and_whether_it_slides(tmp_path: Path) -> None:
         for name in ("gemma3", "llama4", "llama")
     ]
 
-    assert [traits and (traits.kind, traits.window, traits.has_chunked_window) for traits in found] == [
-        (MemoryKind.SLIDING_WINDOW, 512, False),
-        (MemoryKind.SLIDING_WINDOW, 512, True),
-        (MemoryKind.FULL, 512, False),
+    assert [traits and (traits.kind, traits.window, traits.sliding_window) for traits in found] == [
+        (MemoryKind.SLIDING_WINDOW, 512, 512),
+        (MemoryKind.SLIDING_WINDOW, 512, None),
+        (MemoryKind.FULL, 512, None),
     ]
 
 
