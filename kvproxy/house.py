@@ -179,7 +179,12 @@ class House:
         self.files = assembly.files_of(self.upstream.snapshot_dir)
         breaker = Breaker(settings.failure.max_consecutive_failures, settings.failure.cooldown_seconds)
         self.actions = SlotActions(
-            self.server, breaker, clock=self.clock, emit=self.bus.emit, tasks=self.tasks
+            self.server,
+            breaker,
+            epoch=lambda: self.table.epoch,
+            clock=self.clock,
+            emit=self.bus.emit,
+            tasks=self.tasks,
         )
         parts = Parts(
             self.server,

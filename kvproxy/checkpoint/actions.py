@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from kvproxy.clock import Clock
-from kvproxy.identifiers import ServerName
+from kvproxy.identifiers import Epoch, ServerName
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Emit, PersistenceRecovered, PersistenceTripped
 from kvproxy.upstream.breaker import Breaker, BreakerState, Generation, Recovered, Tripped
@@ -40,6 +40,8 @@ class NotStarted(StrEnum):
     BUSY = "busy"
     """Another action was in flight until the deadline."""
     BREAKER_OPEN = "breaker_open"
+    SUPERSEDED = "superseded"
+    """The server is another one by now, and its slots are not the ones meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,17 @@ class SlotActions:
     """The slot actions of one server, under its breaker."""
 
     def __init__(
-        self, server: ServerName, breaker: Breaker, *, clock: Clock, emit: Emit, tasks: TaskSet
+        self,
+        server: ServerName,
+        breaker: Breaker,
+        *,
+        epoch: Callable[[], Epoch],
+        clock: Clock,
+        emit: Emit,
+        tasks: TaskSet,
     ) -> None:
         self._server = server
+        self._epoch = epoch
         self._breaker = breaker
         self._clock = clock
         self._emit = emit
@@ -83,13 +93,17 @@ class SlotActions:
     async def run(
         self,
         start: Callable[[], Action[T]],
+        epoch: Epoch,
         deadline_seconds: float,
         on_late: Callable[[T | ActionFailure], None],
     ) -> Attempt[T]:
-        """Make one action; `on_late` hears how one that timed out has ended after all."""
+        """Make one action on a slot of `epoch`; `on_late` hears how one that timed out ended after all."""
         until = self._clock.now() + deadline_seconds
         if not await self._take_turn(deadline_seconds):
             return Attempt(NotStarted.BUSY)
+        if epoch != self._epoch():
+            self._turn.release()
+            return Attempt(NotStarted.SUPERSEDED)
         era = self._breaker.enter(self._clock.now())
         if era is None:
             self._turn.release()

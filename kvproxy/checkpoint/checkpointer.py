@@ -193,6 +193,7 @@ class Checkpointer:
             return Checkpoint(CheckpointOutcome.SUPERSEDED)
         attempt = await self._p.actions.run(
             lambda: self._p.client.start_save(job.slot, job.name),
+            job.epoch,
             self._deadline(job),
             lambda _: self._late(job),
         )
@@ -214,8 +215,7 @@ class Checkpointer:
         result = attempt.result
         if isinstance(result, NotStarted):
             self._p.table.save_ended(job.slot, job.epoch)
-            outcome = CheckpointOutcome.BUSY if result is NotStarted.BUSY else CheckpointOutcome.BREAKER_OPEN
-            return Checkpoint(outcome)
+            return Checkpoint(_NOT_STARTED[result])
         assert isinstance(result, ActionFailure)
         if attempt.timed_out:
             self._p.table.doubt(job.slot, job.epoch)
@@ -297,6 +297,12 @@ def _result_of(task: asyncio.Task[Checkpoint]) -> Checkpoint:
         return Checkpoint(CheckpointOutcome.STORE_FAILED, detail="it was given up")
     return task.result()
 
+
+_NOT_STARTED = {
+    NotStarted.BUSY: CheckpointOutcome.BUSY,
+    NotStarted.BREAKER_OPEN: CheckpointOutcome.BREAKER_OPEN,
+    NotStarted.SUPERSEDED: CheckpointOutcome.SUPERSEDED,
+}
 
 _OUTCOMES = {
     Fault.TIMED_OUT: CheckpointOutcome.TIMED_OUT,

@@ -271,7 +271,10 @@ class Preparer:
         if view.is_blank or view.state is not SlotState.IDLE:
             return
         attempt = await self._p.actions.run(
-            lambda: self._p.client.start_erase(view.id), ERASE_SECONDS, lambda _: self._late(slot, epoch)
+            lambda: self._p.client.start_erase(view.id),
+            epoch,
+            ERASE_SECONDS,
+            lambda _: self._late(slot, epoch),
         )
         self._p.actions.judge(attempt, well=None)
         if attempt.timed_out:
@@ -286,7 +289,7 @@ class Preparer:
         if not self._p.standing.facts.persistence.may_save or not self._p.table.start_emptying(slot, epoch):
             return False
         attempt = await self._p.actions.run(
-            lambda: self._p.client.start_erase(slot), ERASE_SECONDS, lambda _: self._late(slot, epoch)
+            lambda: self._p.client.start_erase(slot), epoch, ERASE_SECONDS, lambda _: self._late(slot, epoch)
         )
         self._p.actions.judge(attempt, well=None)
         if not attempt.timed_out:

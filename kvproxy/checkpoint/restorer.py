@@ -230,7 +230,7 @@ class Restorer:
 
     async def _run(self, job: _Job, base: Revision) -> Restoration:
         if not self._p.table.start_restoring(job.slot, job.epoch):
-            return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
+            return _ANOTHER
         await self.about_to_restore(job.slot)
         if self._p.table.speculates and (obstacle := await self._clear_draft(job)) is not None:
             return obstacle
@@ -241,6 +241,7 @@ class Restorer:
             return Restoration(RestoreOutcome.STORE_FAILED, detail=failure.reason)
         attempt = await self._p.actions.run(
             lambda: self._p.client.start_restore(job.slot, job.file),
+            job.epoch,
             self._deadline(job),
             lambda fate: self._late(job, fate),
         )
@@ -257,7 +258,10 @@ class Restorer:
         """Erase first where a draft model runs ahead: its memory is not in the file, and would stay that of
         another text."""
         attempt = await self._p.actions.run(
-            lambda: self._p.client.start_erase(job.slot), ERASE_SECONDS, lambda _: self._is_over(job)
+            lambda: self._p.client.start_erase(job.slot),
+            job.epoch,
+            ERASE_SECONDS,
+            lambda _: self._is_over(job),
         )
         self._p.actions.judge(attempt, well=None)
         if attempt.succeeded:
@@ -281,9 +285,7 @@ class Restorer:
         result = attempt.result
         if isinstance(result, NotStarted):
             self._p.table.not_restored(job.slot, job.epoch, is_blank=False)
-            return Restoration(
-                RestoreOutcome.BUSY if result is NotStarted.BUSY else RestoreOutcome.BREAKER_OPEN
-            )
+            return _NOT_STARTED[result]
         if isinstance(result, ActionFailure):
             return await self._failed(job, attempt, result)
         if result.tokens != job.tokens:
@@ -298,7 +300,7 @@ class Restorer:
         is_boundary = job.generation.form == "boundary"
         occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens, is_boundary=is_boundary)
         if not self._p.table.restored(job.slot, job.epoch, occupancy):
-            return Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
+            return _ANOTHER
         self._p.store.touch(job.key, job.fingerprint)
         name = job.generation.name
         self.proofs.expect(
@@ -369,6 +371,15 @@ class Restorer:
             await self._invalidate(job, DIED)
         await self._p.store.clear_restoring(job.generation.name)
         await self._discard_cut(job)
+
+
+_ANOTHER = Restoration(RestoreOutcome.UNREACHABLE, detail="the server is another one by now")
+
+_NOT_STARTED = {
+    NotStarted.BUSY: Restoration(RestoreOutcome.BUSY),
+    NotStarted.BREAKER_OPEN: Restoration(RestoreOutcome.BREAKER_OPEN),
+    NotStarted.SUPERSEDED: _ANOTHER,
+}
 
 
 async def _nothing(slot: SlotId) -> None:

@@ -79,6 +79,8 @@ class Shaper:
         )
         if not isinstance(found, Boundary):
             return Shape()
+        if epoch != self._p.table.epoch:
+            return NotRewound("the server is another one by now")
         is_switch = trigger is Trigger.SWITCH
         boundary = found.cheap if is_switch else found
         seconds = SWITCH_REWIND_SECONDS if is_switch else REWIND_SECONDS

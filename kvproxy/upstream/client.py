@@ -112,6 +112,7 @@ class LlamaServer:
         self._cap_seconds = action_cap_seconds
         self._session: aiohttp.ClientSession | None = None
         self._actions = TaskSet(on_failure or _tell_loop)
+        self._calls: set[asyncio.Future[None]] = set()
 
     @property
     def base_url(self) -> str:
@@ -243,6 +244,17 @@ class LlamaServer:
     def start_erase(self, slot: SlotId) -> Action[Erased]:
         return self._start("erase", slot, None, replies.parse_erased)
 
+    async def settled(self, timeout: float) -> bool:
+        """Wait until every call now under way is over; False if one is not within `timeout` seconds.
+
+        One that was made of the process before may still reach the one that took its place.
+        """
+        await asyncio.sleep(0)  # an action just started has not made its call yet
+        if not self._calls:
+            return True
+        _, pending = await asyncio.wait(set(self._calls), timeout=timeout)
+        return not pending
+
     async def close(self) -> None:
         """Cancel all actions and close every connection."""
         await self._actions.cancel()
@@ -302,6 +314,15 @@ class LlamaServer:
         return reply if reply.status == 200 else _refused(target, reply)
 
     async def _exchange(self, method: str, target: str, cap: float, body: bytes | None = None) -> _Reply:
+        under_way = asyncio.get_running_loop().create_future()
+        self._calls.add(under_way)
+        try:
+            return await self._exchanged(method, target, cap, body)
+        finally:
+            self._calls.discard(under_way)
+            under_way.set_result(None)
+
+    async def _exchanged(self, method: str, target: str, cap: float, body: bytes | None) -> _Reply:
         # No redirects: the key would go where the answer points.
         async with self._opened().request(
             method,

@@ -32,8 +32,10 @@ async def honours_messages_pin(client: LlamaServer, slots: Sequence[SlotInfo]) -
         before = await _tasks(client)
         answered = await client.ask_message(named, QUESTION, TRIAL_SECONDS)
         ran = _ran(before, await _tasks(client))
+        if not answered:
+            return False  # it may still be computing: no action may meet it
         used |= ran
-        obeys = answered and ran == {named}
+        obeys = ran == {named}
         if not obeys:
             break
     for slot in used:

@@ -27,7 +27,8 @@ class Reuse(StrEnum):
 
 
 async def probe_reuse(client: LlamaServer, slot: SlotId, name: SnapshotName) -> Reuse:
-    """`slot` must hold nothing of value, and be ours until this returns; it is left empty.
+    """`slot` must hold nothing of value, and be ours until this returns; it is left empty, unless a
+    call was not answered: then it may still be computing.
 
     Leaves a file `name` of a few dozen bytes (an empty snapshot) for the caller to delete.
     """
@@ -38,11 +39,11 @@ async def probe_reuse(client: LlamaServer, slot: SlotId, name: SnapshotName) -> 
     if isinstance(put, Unavailable) or not await _there_and_back(client, slot, name):
         return Reuse.UNKNOWN
     again = await client.complete(slot, ids, n_predict=0, timeout=PROBE_SECONDS)
+    if isinstance(again, Unavailable):
+        return Reuse.UNKNOWN  # it may still be computing: no action may meet it
     # An empty slot saved under the name is all that is left of it, also where we cannot delete files.
     await client.start_erase(slot).wait(PROBE_SECONDS)
     await client.start_save(slot, name).wait(PROBE_SECONDS)
-    if isinstance(again, Unavailable):
-        return Reuse.UNKNOWN
     return Reuse.WORKS if again.reused >= REUSED_SHARE * len(ids) else Reuse.NOTHING
 
 

@@ -62,7 +62,8 @@ async def try_out(client: LlamaServer, slots: Sequence[SlotInfo], files: TrialFi
     shares = await _shares_memory(client, first, files)
     put = await client.complete(second, PROBES[1], n_predict=0, timeout=PROBE_SECONDS)
     infos = put if isinstance(put, Unavailable) else await client.slots()
-    for slot in (first, second):
+    # One that did not answer may still be computing, and no action may meet it.
+    for slot in (first,) if isinstance(put, Unavailable) else (first, second):
         await client.start_erase(slot).wait(PROBE_SECONDS)
     clears = None if isinstance(infos, Unavailable) else _is_cleared(infos, first)
     return Trial(clears, shares)

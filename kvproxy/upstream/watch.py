@@ -46,6 +46,10 @@ whole number of seconds after its last answer, so up to here it is awake."""
 ASKED_SECONDS = 0.1
 """How long an answer of `/props` stands for the request that asked. It does not keep the server awake."""
 
+SETTLED_SECONDS = 5.0
+"""How long a new life waits for the calls that were made of the one before. A dead process ends them at once;
+only one that goes on under the same address can keep them."""
+
 PERIOD_SECONDS = 2.0
 PERIOD_WITHOUT_SERVER_SECONDS = 0.5
 
@@ -249,6 +253,7 @@ class Watch:
         epoch = self._p.table.begin_epoch(props.total_slots)
         self._p.desk.epoch_began()
         self._p.process_changed()
+        await self._p.client.settled(SETTLED_SECONDS)
         met = await self._p.introduction.meet(props, self._p.standing.facts)
         if has_slept:
             trial = self._known_of(known)
@@ -256,6 +261,8 @@ class Watch:
             trial = Trial(clears=True)
         else:
             trial = await self._try_out(met)
+            # What was tried may have gone unanswered, and still be under way.
+            met = replace(met, slots=await self._p.client.slots())
         self.findings.trial = trial
         if suspicions != self._suspicions or epoch != self._p.table.epoch:
             return False

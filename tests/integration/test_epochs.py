@@ -12,6 +12,8 @@ import aiohttp
 import pytest
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome
+from kvproxy.identifiers import SnapshotName
+from kvproxy.snapshots.store import StoreFailure
 from kvproxy.telemetry.events import CheckpointEnded, ServerReady, VolatileSlotsSeen
 from kvproxy.upstream.watch import FRESH_SECONDS
 from scripts.ports import free_port
@@ -59,6 +61,31 @@ def by_talk(here: House, talks: list[Talk]) -> list[tuple[Talk, Any]]:
     """Each conversation with the slot of the fake in which it lives."""
     word = {slot.words.decode().strip(): slot for slot in here.fake.slots}
     return [(talk, word[talk.canary]) for talk in talks]
+
+
+async def test_a_restore_that_was_on_its_way_when_the_server_died_does_not_reach_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path, slots=2) as here:
+        a, b, c = Talk("alpha"), Talk("beta"), Talk("gamma")
+        await saved(here, a, b)
+        await here.proxy.turn(c)  # in the slot of alpha, which comes back to that of beta
+        store = here.proxy.runtime.store
+        mark = store.mark_restoring
+
+        async def die_and_come_back(name: SnapshotName) -> StoreFailure | None:
+            monkeypatch.undo()
+            failure = await mark(name)
+            here.fake.faults.prefill_rate = 100
+            await here.fake.restart()
+            await here.proxy.until(lambda: here.fake.slots[1].is_processing)  # its canary
+            return failure
+
+        monkeypatch.setattr(store, "mark_restoring", die_and_come_back)
+        back = await here.proxy.turn(a)
+
+        assert (back.status, here.fake.violations) == (200, [])
+        assert back.told == ("restored", None)
 
 
 async def test_a_server_that_comes_back_later_is_waited_for_with_503_and_then_restores(

@@ -171,6 +171,8 @@ class Walk:
         await self._restart_kvproxy()
 
     async def _restart(self, **changes: Any) -> None:
+        # In the midst of what kvproxy does between two requests: a save, a look, an erase.
+        await asyncio.sleep(self.chooser.choice((0.0, 0.0, 0.001, 0.002, 0.004, 0.008)))
         self.oracle.life += 1
         if self.fake.alive:
             await self.fake.kill()
@@ -218,7 +220,7 @@ class Walk:
         self.counts[told] += 1
 
     def _story(self, *last: object) -> str:
-        calls = [f"{c.at:.4f} {c.method} {c.target} {c.body[-40:]}" for c in self.fake.calls[-12:]]
+        calls = [f"{c.at:.4f} {c.method} {c.target} {c.body[-40:]}" for c in self.fake.calls[-40:]]
         return "\n".join([*self.trace[-60:], *map(str, last), *calls])
 
 

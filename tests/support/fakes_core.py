@@ -189,6 +189,10 @@ class FakeServer:
         self.patience["props"] = timeout
         return await _answer(self._next("props", PROPS))
 
+    async def settled(self, timeout: float) -> Any:
+        self.log.append("settled")
+        return await _answer(self._next("settled", True))
+
     async def slots(self, timeout: float = 2.0) -> Any:
         self.log.append("slots")
         return await _answer(self._next("slots", (idle(0), idle(1))))
@@ -339,6 +343,7 @@ class FakeStore:
         self.touched: list[SessionKey] = []
         self.fails = False
         self.mark_fails = False
+        self.while_marking: Callable[[], object] = lambda: None
 
     def find(self, key: SessionKey, fingerprint: Fingerprint) -> Manifest | None:
         return self.index.find(key, fingerprint)
@@ -413,6 +418,7 @@ class FakeStore:
     async def mark_restoring(self, name: SnapshotName) -> StoreFailure | None:
         self.log.append("mark")
         self.marks.add(name)
+        self.while_marking()
         return StoreFailure("the disk is full") if self.mark_fails else None
 
     async def clear_restoring(self, name: SnapshotName) -> StoreFailure | None:
@@ -494,7 +500,14 @@ class World:
             self.table, self.clock, max_waiting=8, max_wait_seconds=5.0, on_change=lambda: None
         )
         self.breaker = Breaker(max_failures, 60.0)
-        self.actions = SlotActions(MAIN, self.breaker, clock=self.clock, emit=self.sink, tasks=self.tasks)
+        self.actions = SlotActions(
+            MAIN,
+            self.breaker,
+            epoch=lambda: self.table.epoch,
+            clock=self.clock,
+            emit=self.sink,
+            tasks=self.tasks,
+        )
         self.policy = policy or CheckpointPolicy()
         self.alterations = Alterations(frozenset(Alteration))
         self.parts = self._parts()

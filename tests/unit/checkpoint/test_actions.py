@@ -13,6 +13,7 @@ from kvproxy.checkpoint.actions import (
     NotStarted,
     SlotActions,
 )
+from kvproxy.identifiers import Epoch
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import PersistenceRecovered, PersistenceTripped, TaskDied
 from kvproxy.upstream.breaker import Breaker, BreakerState
@@ -30,13 +31,19 @@ class Room:
         self.sink = Sink()
         self.tasks = TaskSet(lambda name, error: self.sink(TaskDied(name, error)))
         self.actions = SlotActions(
-            MAIN, Breaker(max_failures, cooldown), clock=self.clock, emit=self.sink, tasks=self.tasks
+            MAIN,
+            Breaker(max_failures, cooldown),
+            epoch=lambda: self.epoch,
+            clock=self.clock,
+            emit=self.sink,
+            tasks=self.tasks,
         )
+        self.epoch = Epoch(1)
         self.late: list[object] = []
         self.started = 0
 
     async def run(self, answer: object = SAVED, *, deadline: float = 30.0) -> Attempt[Any]:
-        return await self.actions.run(self.start(answer), deadline, self.late.append)
+        return await self.actions.run(self.start(answer), Epoch(1), deadline, self.late.append)
 
     def start(self, answer: object) -> Callable[[], Any]:
         def start() -> Any:
@@ -87,6 +94,24 @@ async def test_a_late_action_keeps_its_turn_until_its_fate_is_known() -> None:
     await settle()
     assert room.late == [REFUSED]
     assert (await room.run()).succeeded
+
+
+async def test_an_action_that_waited_while_the_server_became_another_is_not_made() -> None:
+    room = Room(max_failures=1)
+    gate: asyncio.Future[Saved] = asyncio.get_running_loop().create_future()
+    first = asyncio.ensure_future(room.run(gate))
+    second = asyncio.ensure_future(room.run())
+    await settle()
+
+    room.epoch = Epoch(2)
+    gate.set_result(SAVED)
+    await first
+    waited = await second
+    room.actions.judge(waited, well=False, reason="another server")
+
+    assert (waited.result, room.started) == (NotStarted.SUPERSEDED, 1)
+    assert room.actions.breaker_state is BreakerState.CLOSED
+    assert (await room.actions.run(room.start(SAVED), Epoch(2), 30.0, room.late.append)).succeeded
 
 
 async def test_an_action_whose_asker_was_cancelled_goes_on_and_keeps_its_turn() -> None:

@@ -277,7 +277,7 @@ class TestFailed:
         w = world(timeout_seconds=0.0)
         w.actions.learn(1000, 0)  # tokens weigh nothing, so there is no patience at all
         w.server.answer("erase", Late())
-        await w.actions.run(lambda: w.server.start_erase(SlotId(1)), 1.0, lambda fate: None)
+        await w.actions.run(lambda: w.server.start_erase(SlotId(1)), w.table.epoch, 1.0, lambda fate: None)
 
         result = await save(w)
 

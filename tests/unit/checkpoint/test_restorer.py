@@ -164,10 +164,20 @@ class TestNotTried:
         w = World(timeout_seconds=0.0)
         kept = w.keep(manifest_of(A, generation_of(size_bytes=1)))
         w.server.answer("erase", Late())
-        await w.actions.run(lambda: w.server.start_erase(SlotId(1)), 1.0, lambda fate: None)
+        await w.actions.run(lambda: w.server.start_erase(SlotId(1)), w.table.epoch, 1.0, lambda fate: None)
 
         assert (await restore(w)).outcome is O.BUSY
         assert (w.state(), stored(w), w.store.marks) == ("idle", kept, set())
+
+    async def test_nothing_is_restored_into_the_slot_of_a_process_that_came_meanwhile(self) -> None:
+        w = world()
+        kept = stored(w)
+        w.store.while_marking = lambda: w.table.begin_epoch(2)
+
+        assert (await restore(w)).outcome is O.UNREACHABLE
+
+        assert w.log == ["mark", "clear"]
+        assert (stored(w), w.store.marks) == (kept, set())
 
 
 class TestVerified:

@@ -125,6 +125,20 @@ class TestNotRewound:
         await settle()
         assert w.state() == "idle"
 
+    async def test_nothing_is_computed_in_the_slot_of_another_process(self) -> None:
+        w = world()
+        rendering: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        w.server.answer("render", rendering)
+        saving = asyncio.ensure_future(save(w))
+        await settle()
+
+        w.table.begin_epoch(2)
+        rendering.set_result(PROMPT)
+
+        assert await saving is CheckpointOutcome.REFUSED
+        assert "render" in w.log
+        assert evaluated(w) == []
+
 
 class TestRemembered:
     async def test_the_ids_of_a_plain_snapshot_are_read_where_memory_cannot_roll_back(self) -> None:

@@ -347,6 +347,23 @@ async def test_a_server_that_dies_during_an_action_is_unreachable(
     assert outcome.fault is Fault.UNREACHABLE
 
 
+async def test_calls_are_settled_once_all_that_were_under_way_are_over(
+    server: RawServer, connect: Connect
+) -> None:
+    llama = connect()
+    assert await llama.settled(5)
+
+    action = llama.start_save(SLOT, NAME)
+    assert not await llama.settled(0.05)
+    waiting = asyncio.ensure_future(llama.settled(5))
+    await next_request(server)
+    assert not waiting.done()
+
+    server.drop()
+    assert await waiting
+    assert action.done
+
+
 async def test_close_hangs_up_every_action_and_says_its_fate_is_unknown(
     server: RawServer, connect: Connect
 ) -> None:

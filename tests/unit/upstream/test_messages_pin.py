@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvproxy.upstream.client import LlamaServer
 from kvproxy.upstream.messages_pin import honours_messages_pin
 from kvproxy.upstream.replies import Unavailable
@@ -69,3 +71,14 @@ async def test_a_server_without_the_route_is_none_that_obeys(tmp_path: Path) -> 
     async with met(tmp_path, messages_pin=True) as (fake, client):
         fake.faults.fail("completion", "error")
         assert await verdict(client) is False
+
+
+async def test_no_action_meets_a_slot_that_is_still_answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.upstream.messages_pin.TRIAL_SECONDS", 0.05)
+    async with met(tmp_path, http_poll=5.0) as (fake, client):
+        fake.faults.slow_first_token = 0.2
+        assert await verdict(client) is False
+        assert any(slot.is_processing for slot in fake.slots)
+        assert fake.violations == []

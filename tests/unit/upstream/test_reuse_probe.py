@@ -70,3 +70,9 @@ async def test_what_is_not_answered_as_it_should_be_tells_nothing(
 ) -> None:
     result, _ = await probed(**{"erase": (Erased(1),), **answers})
     assert result is Reuse.UNKNOWN
+
+
+@pytest.mark.parametrize("computed", [(GONE,), (Completed(COUNT - 1, 0), GONE)])
+async def test_no_action_meets_the_slot_when_it_did_not_answer(computed: tuple[object, ...]) -> None:
+    _, server = await probed(complete=computed)
+    assert server.log[-1].startswith("evaluate 1")

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvproxy.upstream.replies import ActionFailure, Fault
+from kvproxy.upstream.replies import ActionFailure, Completed, Fault
 from kvproxy.upstream.trial import NOTHING_SEEN, PROBES, Trial, try_out
 from tests.support.fakes_core import UNREACHABLE, FakeScratch, World, idle, processing
 
@@ -72,6 +72,17 @@ async def test_one_slot_a_busy_one_or_one_that_holds_something_is_left_alone(bef
     room = Room()
     assert await room.try_out(before) == NOTHING_SEEN
     assert room.log == []
+
+
+async def test_no_action_meets_a_slot_that_did_not_answer() -> None:
+    room = Room()
+    room.server.answer("complete", Completed(4, 0), UNREACHABLE)
+    assert (await room.try_out(FRESH)).clears is None
+    assert [line for line in room.log if line.startswith("erase")] == ["erase 0"]
+
+    room = Room()
+    assert await room.try_out(FRESH, complete=UNREACHABLE) == NOTHING_SEEN
+    assert [line for line in room.log if line.startswith("erase")] == []
 
 
 async def test_a_server_that_does_not_compute_or_tell_proves_nothing() -> None:

@@ -153,7 +153,18 @@ class TestFirstMeeting:
         assert (room.facts.persistence.mode, room.facts.pins) == (PersistenceMode.PLAIN, True)
         assert (room.epoch, room.grants, room.process_changes) == (before + 1, True, 1)
         assert [view.state for view in room.table.views()] == ["idle", "idle"]
-        asked = ["props", "supported?", "adapters", "slots", "canary 1", "erase 1", "props", "slots"]
+        asked = [
+            "props",
+            "settled",
+            "supported?",
+            "adapters",
+            "slots",
+            "canary 1",
+            "erase 1",
+            "props",
+            "slots",
+        ]
+        asked += ["slots"]  # after the trials
         assert room.log == asked
 
     async def test_it_is_told_and_only_the_second_life_is_a_restart(self) -> None:
@@ -370,6 +381,25 @@ class TestAnotherLife:
         before = room.epoch
         await room.ask(replace(PROPS, **change))
         assert room.epoch == before + 1
+
+    async def test_it_is_not_met_while_a_call_that_was_meant_for_the_one_before_may_reach_it(self) -> None:
+        room = await met()
+        ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        room.server.answer("settled", ended)
+
+        asking = asyncio.ensure_future(room.ask(OTHER))
+        await settle()
+        assert (room.log, room.grants) == (["props", "settled"], False)
+
+        ended.set_result(True)
+        await asking
+        assert room.grants
+
+    async def test_what_is_still_under_way_after_the_trials_is_seen(self) -> None:
+        room = Room()
+        room.server.answer("slots", (idle(0), idle(1)), (idle(0), idle(1)), (idle(0), processing(1)))
+        await room.ask()
+        assert [view.state for view in room.table.views()] == ["idle", "unknown"]
 
     async def test_a_doubt_that_arises_while_it_is_being_met_asks_once_more(self) -> None:
         room = Room()
