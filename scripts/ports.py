@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 import urllib.error
 import urllib.request
 
+LOWEST, HIGHEST = 10240, 32767
+"""Below those that the system hands out (from 32768 on Linux). One of its own may be the near end of a
+connection by the time it is listened on, also again after a restart; and who asks again and again whether
+anybody listens there can at last be connected to himself."""
+TRIES = 100
+
 
 def free_port() -> int:
     """Free at this moment, on the loopback interface."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    for _ in range(TRIES):
+        port = random.SystemRandom().randint(LOWEST, HIGHEST)
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no port from {LOWEST} to {HIGHEST} is free")
 
 
 def wait_until_answers(url: str, seconds: float = 60.0) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from scripts.ports import free_port
 from tests.fakes.actions import Saved, SlotActions
 from tests.fakes.app import Api, Call
 from tests.fakes.engine import Engine
@@ -185,7 +186,7 @@ class FakeLlamaServer:
         def protocol() -> asyncio.BaseProtocol:
             return TooLate() if ended.is_set() else server()
 
-        bound = socket.create_server((self.host, self.port), backlog=512)
+        bound = socket.create_server((self.host, self.port or free_port()), backlog=512)
         self.port = bound.getsockname()[1]
         return await asyncio.get_running_loop().create_server(protocol, sock=bound, backlog=512)
 

@@ -21,6 +21,7 @@ from kvproxy.telemetry.events import Event, RequestDone, TaskDied
 from kvproxy.upstream.messages_pin import QUESTION
 from kvproxy.upstream.trial import PROBES
 from kvproxy.wiring import Runtime
+from scripts.ports import free_port
 from tests.fakes.app import Call
 from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.talk import Answer, Stream, Talk, answer_of
@@ -75,7 +76,7 @@ class KvProxy:
         self.settings = settings
         self.events: list[Event] = []
         self._clock = clock
-        self._port = 0
+        self._port = free_port()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -98,7 +99,6 @@ class KvProxy:
         self._runner = create_runner(self.runtime.face.handle, shutdown_seconds=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
-        self._port = self._runner.addresses[0][1]
         # No pool: a test's requests must not meet in a connection.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         self.client = aiohttp.ClientSession(self.base_url, connector=connector)

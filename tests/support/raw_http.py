@@ -9,6 +9,8 @@ from typing import Self
 
 import orjson
 
+from scripts.ports import free_port
+
 HOLD = b""
 """The answer that never comes: the connection stays open."""
 
@@ -41,7 +43,7 @@ class RawServer:
         self.arrived: asyncio.Queue[RawRequest] = asyncio.Queue()
         self.ended: asyncio.Queue[int] = asyncio.Queue()
         """The connections that the other side has left."""
-        self.port = 0
+        self.port = free_port()
         self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
 
@@ -54,9 +56,8 @@ class RawServer:
         return len(self._writers)
 
     async def listen(self) -> None:
-        """On a free port; the second time on the same as before."""
+        """Each time on the same port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
         """Take no more connections; those that stand go on."""
