@@ -31,6 +31,15 @@ async def opened(source: Path, target: Path, window: int) -> Closed | None:
     return await asyncio.to_thread(open_window, source, target, window)
 
 
+async def bring_back_opened(server: LlamaServer, folder: Path, prompt: list[int]) -> None:
+    """Put `prompt` into the slot, save it, open its window, and restore that into the next process."""
+    await put(server, prompt)
+    await save(server, "closed")
+    assert await opened(folder / "closed", folder / "open", SLIDING_WINDOW) is None
+    await server.restart()
+    await restore(server, "open")
+
+
 def some_ids(seed: int, count: int) -> list[int]:
     chance = random.Random(seed)
     return [chance.randrange(32, 200) for _ in range(count)]
@@ -97,11 +106,7 @@ async def test_a_prompt_hardly_longer_than_the_window_is_gone_on_from(
     async with LlamaServer(tiny_gemma3, *TINY, "-np", "1", slot_dir=tmp_path) as server:
         cold = await opinion(server, [*prompt, 65])
         await erase(server)
-        await put(server, prompt)
-        await save(server, "closed")
-        assert await opened(tmp_path / "closed", tmp_path / "open", SLIDING_WINDOW) is None
-        await server.restart()
-        await restore(server, "open")
+        await bring_back_opened(server, tmp_path, prompt)
         restored = await opinion(server, [*prompt, 65])
     assert restored.reused == count
     assert cold.distance(restored) < NOISE
@@ -116,11 +121,7 @@ async def test_a_prompt_that_drops_tokens_of_an_opened_window_is_computed_anew_a
     async with LlamaServer(tiny_gemma3, *TINY, "-np", "1", slot_dir=tmp_path) as server:
         cold = await opinion(server, shorter)
         await erase(server)
-        await put(server, prompt)
-        await save(server, "closed")
-        assert await opened(tmp_path / "closed", tmp_path / "open", SLIDING_WINDOW) is None
-        await server.restart()
-        await restore(server, "open")
+        await bring_back_opened(server, tmp_path, prompt)
         after = await opinion(server, shorter)
     assert after.reused == 0
     assert cold.distance(after) < NOISE
@@ -136,11 +137,7 @@ async def test_a_restored_slot_that_went_on_may_be_turned_back_to_where_it_was_r
     async with LlamaServer(tiny_gemma3, *TINY, "-np", "1", slot_dir=tmp_path) as server:
         cold = await opinion(server, wanted)
         await erase(server)
-        await put(server, prompt)
-        await save(server, "closed")
-        assert await opened(tmp_path / "closed", tmp_path / "open", SLIDING_WINDOW) is None
-        await server.restart()
-        await restore(server, "open")
+        await bring_back_opened(server, tmp_path, prompt)
         assert await put(server, [*prompt, *more]) == len(prompt)
         after = await opinion(server, wanted)
     assert cold.distance(after) < NOISE

@@ -47,8 +47,10 @@ from kvproxy.snapshots.names import new_name
 from kvproxy.snapshots.store import Publication, Published, Removed, StoreFailure
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Event, TaskDied
+from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.breaker import Breaker
 from kvproxy.upstream.facts import Facts, Persistence, PersistenceMode, ServerState, Standing
+from kvproxy.upstream.findings import WatchParts
 from kvproxy.upstream.replies import (
     ActionFailure,
     Completed,
@@ -61,6 +63,7 @@ from kvproxy.upstream.replies import (
     SlotInfo,
     Unavailable,
 )
+from kvproxy.upstream.trial import NOTHING_SEEN, Trial
 from tests.support.clock import FakeClock
 
 E = TypeVar("E")
@@ -466,6 +469,10 @@ def stay(key: SessionKey, *, revision: int = 1, saved: int = 0, tokens: int | No
     return Occupancy(key, Revision(revision), Revision(saved), tokens, unsaved_tokens=10)
 
 
+async def try_nothing_out(slots: object) -> Trial:
+    return NOTHING_SEEN
+
+
 class World:
     """The core of one server with `slots` slots seen idle, persistence on, and nobody in them."""
 
@@ -549,6 +556,36 @@ class World:
             unable=self._unable,
             alterations=self.alterations,
             shares=self._shares,
+        )
+
+    def watch_parts(self, *, setting: MemoryKind | None = None, **changes: Any) -> WatchParts:
+        """Of one who meets the server; with a line that stands, and nothing tried out, unless changed."""
+        introduction = Introduction(
+            cast(Any, self.server),
+            self.canaries,
+            self.sink,
+            runtime_key=None,
+            setting=setting,
+            scratch=FakeScratch(),
+        )
+        otherwise: dict[str, Any] = {
+            "line_stands": lambda: True,
+            "look": lambda: None,
+            "process_changed": lambda: None,
+            "try_out": try_nothing_out,
+        }
+        return WatchParts(
+            MAIN,
+            cast(Any, self.server),
+            self.standing,
+            self.table,
+            self.desk,
+            self.registry,
+            self.tasks,
+            self.clock,
+            self.sink,
+            introduction,
+            **(otherwise | changes),
         )
 
     def _unable(self, epoch: Epoch, reason: str, *, still_saves: bool = False) -> None:

@@ -10,19 +10,14 @@ from kvproxy.slots.leases import Purpose, Want
 from kvproxy.snapshots.canaries import LIFE, stand_in
 from kvproxy.snapshots.fingerprint import CANARY_FIELD, Fingerprint
 from kvproxy.upstream import late_canary
-from kvproxy.upstream.acquaintance import Introduction
 from kvproxy.upstream.facts import Persistence, PersistenceMode, ServerState
-from kvproxy.upstream.findings import WatchParts
 from kvproxy.upstream.late_canary import FIRST_PAUSE_SECONDS, MOST_ATTEMPTS, LateCanary
 from kvproxy.upstream.replies import Obstacle, Unavailable
-from kvproxy.upstream.trial import NOTHING_SEEN, Trial
 from tests.support.fakes_core import (
     FINGERPRINT,
-    MAIN,
     UNREACHABLE,
     A,
     B,
-    FakeScratch,
     Late,
     World,
     idle,
@@ -33,10 +28,6 @@ from tests.support.fakes_core import (
 S0, S1 = SlotId(0), SlotId(1)
 ODD = Unavailable(Obstacle.NOT_LLAMA_SERVER, "no probabilities")
 NOBODY = Want(Purpose.PINNED)
-
-
-async def try_nothing_out(slots: object) -> Trial:
-    return NOTHING_SEEN
 
 
 class FakeWatch:
@@ -63,30 +54,7 @@ class Room(World):
         super().__init__()
         self.looks = 0
         self.watch = FakeWatch(self)
-        self.introduction = Introduction(
-            cast(Any, self.server),
-            self.canaries,
-            self.sink,
-            runtime_key=None,
-            setting=None,
-            scratch=FakeScratch(),
-        )
-        parts = WatchParts(
-            MAIN,
-            cast(Any, self.server),
-            self.standing,
-            self.table,
-            self.desk,
-            self.registry,
-            self.tasks,
-            self.clock,
-            self.sink,
-            self.introduction,
-            line_stands=lambda: True,
-            look=self._look,
-            process_changed=lambda: None,
-            try_out=try_nothing_out,
-        )
+        parts = self.watch_parts(look=self._look)
         self.late = LateCanary(parts, cast(Any, self.watch), erase=self.preparer.erase)
         self.unknown()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,7 @@ from kvproxy.identifiers import SlotId
 from kvproxy.slots.leases import Purpose, Want
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import ServerReady, ServerUnavailable, VolatileSlotsSeen
-from kvproxy.upstream.acquaintance import ANSWER_SECONDS, CANARY_SECONDS, Introduction
+from kvproxy.upstream.acquaintance import ANSWER_SECONDS, CANARY_SECONDS
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
     NO_SLOTS_ADVICE,
@@ -24,7 +24,6 @@ from kvproxy.upstream.facts import (
     Standing,
     WindowFacts,
 )
-from kvproxy.upstream.findings import WatchParts
 from kvproxy.upstream.replies import (
     ActionFailure,
     Completed,
@@ -38,11 +37,9 @@ from kvproxy.upstream.replies import (
 from kvproxy.upstream.trial import Trial
 from kvproxy.upstream.watch import ASKED_SECONDS, FRESH_SECONDS, Watch
 from tests.support.fakes_core import (
-    MAIN,
     PROPS,
     UNREACHABLE,
     A,
-    FakeScratch,
     Late,
     World,
     idle,
@@ -72,24 +69,8 @@ class Room(World):
         self.try_out(None)
         self.process_changes = 0
         self.watch = Watch(
-            WatchParts(
-                MAIN,
-                cast(Any, self.server),
-                self.standing,
-                self.table,
-                self.desk,
-                self.registry,
-                self.tasks,
-                self.clock,
-                self.sink,
-                Introduction(
-                    cast(Any, self.server),
-                    self.canaries,
-                    self.sink,
-                    runtime_key=None,
-                    setting=setting,
-                    scratch=FakeScratch(),
-                ),
+            self.watch_parts(
+                setting=setting,
                 line_stands=lambda: self.line,
                 look=self._look,
                 process_changed=self._process_changed,
