@@ -18,7 +18,7 @@ from tests.fakes.faults import Failure, Faults
 from tests.support.proxy import House, house
 from tests.support.talk import Talk
 
-FAST: dict[str, Any] = {"checkpoint": {"timeout_seconds": 0.3}, "restore": {"timeout_seconds": 0.3}}
+IMPATIENT: dict[str, Any] = {"checkpoint": {"timeout_seconds": 1}, "restore": {"timeout_seconds": 1}}
 
 
 def endings(here: House) -> list[str]:
@@ -55,7 +55,8 @@ BAD_RESTORES: dict[str, tuple[Callable[[Faults], None], RestoreOutcome]] = {
 async def test_a_restore_that_fails_costs_a_cold_prompt_and_nothing_else(
     tmp_path: Path, fault: Callable[[Faults], None], ending: RestoreOutcome
 ) -> None:
-    async with house(tmp_path, **FAST) as here:
+    patience = IMPATIENT if ending is RestoreOutcome.TIMED_OUT else {}
+    async with house(tmp_path, **patience) as here:
         a = await stored(here)
         await here.proxy.admin("POST", "flush")
         fault(here.fake.faults)
@@ -72,7 +73,7 @@ async def test_a_restore_that_fails_costs_a_cold_prompt_and_nothing_else(
 
 
 async def test_a_restore_that_hangs_leaves_the_snapshot_for_the_next_life(tmp_path: Path) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path, **IMPATIENT) as here:
         a = await stored(here)
         here.fake.faults.fail("restore", Failure.HANG, times=1)
         assert (await here.proxy.turn(a)).outcome == "cold"
@@ -85,7 +86,7 @@ async def test_a_restore_that_hangs_leaves_the_snapshot_for_the_next_life(tmp_pa
 async def test_a_file_that_only_the_server_sees_and_refuses_is_replaced_at_the_next_save(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, shared=False, **FAST) as here:
+    async with house(tmp_path, shared=False) as here:
         a = await stored(here)
         (damaged,) = here.files
         damaged.write_bytes(damaged.read_bytes()[:-500])
@@ -119,7 +120,7 @@ DAMAGES: dict[str, Callable[[House, Path], None]] = {
 async def test_a_damaged_file_is_found_out_before_the_server_reads_it(
     tmp_path: Path, damage: Callable[[House, Path], None]
 ) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         a = await stored(here)
         (path,) = here.files
         await here.proxy.turn(Talk("beta"))
@@ -134,7 +135,7 @@ async def test_a_damaged_file_is_found_out_before_the_server_reads_it(
 
 
 async def test_the_generation_before_is_restored_where_the_newest_file_is_damaged(tmp_path: Path) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         a = await stored(here)
         await here.proxy.turn(a)
         before = set(here.files)
@@ -154,7 +155,7 @@ def other_file(here: House, name: str) -> Path | None:
 
 
 async def test_a_crash_while_restoring_is_not_repeated_in_the_next_life(tmp_path: Path) -> None:
-    async with house(tmp_path, shared=False, **FAST) as here:
+    async with house(tmp_path, shared=False) as here:
         a = await stored(here)
         (path,) = here.files
         os.truncate(path, path.stat().st_size - 1)
@@ -191,7 +192,7 @@ async def test_a_restore_that_both_did_not_survive_is_not_repeated(tmp_path: Pat
 
 
 async def test_a_strict_proxy_refuses_what_it_cannot_restore(tmp_path: Path) -> None:
-    async with house(tmp_path, failure={"strict": True}, **FAST) as here:
+    async with house(tmp_path, failure={"strict": True}) as here:
         a = await stored(here)
         here.fake.faults.fail("restore", Failure.ERROR, times=1)
         refused = await here.proxy.turn(a)
@@ -200,7 +201,7 @@ async def test_a_strict_proxy_refuses_what_it_cannot_restore(tmp_path: Path) -> 
 
 
 async def test_a_restore_that_proves_useless_is_counted_and_told(tmp_path: Path) -> None:
-    async with house(tmp_path, useless_restores=True, **FAST) as here:
+    async with house(tmp_path, useless_restores=True) as here:
         a = await stored(here)
         back = await here.proxy.turn(a)
         assert (back.told, back.reused) == (("restored", None), 0)
@@ -213,7 +214,7 @@ async def test_a_restore_that_proves_useless_is_counted_and_told(tmp_path: Path)
 async def test_a_corrupt_manifest_is_put_aside_with_one_warning_and_the_request_is_cold(
     tmp_path: Path, spoil: bytes
 ) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         a = await stored(here)
         await here.proxy.stop()
         (manifest,) = here.manifests()
@@ -226,7 +227,7 @@ async def test_a_corrupt_manifest_is_put_aside_with_one_warning_and_the_request_
 
 
 async def test_a_manifest_deleted_while_we_run_costs_nothing_before_the_next_start(tmp_path: Path) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         a = await stored(here)
         (manifest,) = here.manifests()
         manifest.unlink()
@@ -241,7 +242,7 @@ async def test_a_manifest_deleted_while_we_run_costs_nothing_before_the_next_sta
 async def test_a_server_that_changed_its_model_is_not_given_the_snapshots_of_the_other(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         a = await stored(here)
         await here.fake.restart(ftype="Q4_0")
         assert (await here.proxy.turn(a)).told == ("cold", "fingerprint-mismatch")

@@ -19,7 +19,7 @@ from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.proxy import House, KvProxy, house, make_settings
 from tests.support.talk import Talk
 
-FAST: dict[str, Any] = {"checkpoint": {"timeout_seconds": 0.3}, "restore": {"timeout_seconds": 0.3}}
+IMPATIENT: dict[str, Any] = {"checkpoint": {"timeout_seconds": 1}, "restore": {"timeout_seconds": 1}}
 
 
 def endings(here: House) -> list[str]:
@@ -57,7 +57,7 @@ BAD_SAVES: dict[str, tuple[Callable[[Faults], None], CheckpointOutcome]] = {
 async def test_a_save_that_fails_costs_a_cold_prompt_and_nothing_else(
     tmp_path: Path, fault: Callable[[Faults], None], ending: CheckpointOutcome
 ) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         a, b = Talk("alpha"), Talk("beta")
         await here.proxy.turn(a)
         fault(here.fake.faults)
@@ -78,7 +78,7 @@ async def test_a_save_that_fails_costs_a_cold_prompt_and_nothing_else(
 async def test_a_save_of_too_few_tokens_is_not_believed_where_only_the_server_sees_the_file(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, shared=False, **FAST) as here:
+    async with house(tmp_path, shared=False) as here:
         a = Talk("alpha")
         await here.proxy.turn(a)
         here.fake.faults.n_saved_delta = -100
@@ -88,7 +88,7 @@ async def test_a_save_of_too_few_tokens_is_not_believed_where_only_the_server_se
 
 
 async def test_the_files_of_saves_that_failed_are_removed(tmp_path: Path) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         await here.proxy.turn(Talk("alpha"))
         here.fake.faults.fail("save", Failure.SHORT_FILE, times=1)
         await here.proxy.turn(Talk("beta"))
@@ -97,7 +97,7 @@ async def test_the_files_of_saves_that_failed_are_removed(tmp_path: Path) -> Non
 
 
 async def test_a_save_that_hangs_holds_a_conversation_no_longer_than_its_time(tmp_path: Path) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path, **IMPATIENT) as here:
         a, b = Talk("alpha"), Talk("beta")
         await here.proxy.turn(a)
         await here.proxy.admin("POST", "flush")
@@ -107,7 +107,7 @@ async def test_a_save_that_hangs_holds_a_conversation_no_longer_than_its_time(tm
         began = loop.time()
         other = await here.proxy.turn(b)
         assert other.told == ("cold", "new-session")
-        assert 0.25 < loop.time() - began < 1.0
+        assert 0.9 < loop.time() - began < 5
         assert here.proxy.slot_states == ["quarantined"]
         assert endings(here)[-1] == CheckpointOutcome.TIMED_OUT
         assert (await here.proxy.turn(b)).status == 200
@@ -117,13 +117,13 @@ async def test_a_save_that_hangs_holds_a_conversation_no_longer_than_its_time(tm
 
 async def test_what_a_late_save_writes_is_never_published(tmp_path: Path) -> None:
     """It runs when another conversation is in the slot, and would hold that one's tokens."""
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path, **IMPATIENT) as here:
         a, b = Talk("alpha"), Talk("beta")
         await here.proxy.turn(a)
         await here.proxy.admin("POST", "flush")
         published = here.files
         await here.proxy.turn(a)
-        here.fake.faults.late_actions = 0.8
+        here.fake.faults.late_actions = 2.5
         assert (await here.proxy.turn(b)).outcome == "cold"
         here.fake.faults.late_actions = 0
         await here.proxy.until(lambda: here.proxy.slot_states == ["idle"])
@@ -137,7 +137,7 @@ async def test_what_a_late_save_writes_is_never_published(tmp_path: Path) -> Non
 async def test_an_empty_save_proves_that_the_slot_was_cleared_and_nothing_is_published(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         a, b = Talk("alpha"), Talk("beta")
         await here.proxy.turn(a)
         here.fake.slots[0].hold([])
@@ -151,7 +151,7 @@ async def test_an_empty_save_proves_that_the_slot_was_cleared_and_nothing_is_pub
 async def test_saves_that_fail_in_a_row_open_the_breaker_which_closes_again_by_itself(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, failure={"cooldown_seconds": 0.4}, **FAST) as here:
+    async with house(tmp_path, failure={"cooldown_seconds": 0.4}) as here:
         talks = [Talk(f"t{n}") for n in range(6)]
         await here.proxy.turn(talks[0])
         await here.proxy.admin("POST", "flush")
@@ -176,7 +176,7 @@ async def test_saves_that_fail_in_a_row_open_the_breaker_which_closes_again_by_i
 
 
 async def test_a_strict_proxy_refuses_rather_than_lose_what_it_cannot_save(tmp_path: Path) -> None:
-    async with house(tmp_path, failure={"strict": True}, **FAST) as here:
+    async with house(tmp_path, failure={"strict": True}) as here:
         a, b = Talk("alpha"), Talk("beta")
         await here.proxy.turn(a)
         here.fake.faults.fail("save", Failure.ERROR, times=1)
@@ -190,7 +190,7 @@ async def test_a_strict_proxy_refuses_rather_than_lose_what_it_cannot_save(tmp_p
 async def test_a_state_directory_that_takes_nothing_costs_snapshots_and_one_warning_each(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, **FAST) as here:
+    async with house(tmp_path) as here:
         shut(here.state_dir / "manifests")
         for _ in range(2):
             for name in ("alpha", "beta"):
@@ -207,7 +207,7 @@ async def test_a_save_directory_that_is_not_the_servers_costs_snapshots_and_answ
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    options = {**FAST, "upstream": {"snapshot_dir": str(elsewhere)}}
+    options: dict[str, Any] = {"upstream": {"snapshot_dir": str(elsewhere)}}
     async with house(tmp_path, shared=False, **options) as here:
         for _ in range(3):
             for name in ("alpha", "beta"):
@@ -220,7 +220,7 @@ async def test_a_save_directory_that_is_not_the_servers_costs_snapshots_and_answ
 
 async def test_a_save_directory_that_does_not_exist_is_told_at_the_start(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    async with house(tmp_path, shared=False, upstream={"snapshot_dir": str(missing)}, **FAST) as here:
+    async with house(tmp_path, shared=False, upstream={"snapshot_dir": str(missing)}) as here:
         (warning,) = here.proxy.heard(Warned)
         assert "snapshot_dir" in warning.message
         assert str(missing) in warning.message
@@ -230,7 +230,7 @@ async def test_a_save_directory_that_does_not_exist_is_told_at_the_start(tmp_pat
 async def test_a_state_directory_that_cannot_be_made_costs_snapshots_and_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     async with FakeLlamaServer(slots=1, slot_dir=tmp_path) as fake:
-        async with KvProxy(make_settings(fake.base_url, tmp_path / "file" / "state", **FAST)) as proxy:
+        async with KvProxy(make_settings(fake.base_url, tmp_path / "file" / "state")) as proxy:
             await proxy.ready()
             for name in ("alpha", "beta", "alpha"):
                 answer = await proxy.turn(Talk(name))

@@ -34,9 +34,9 @@ QUIET: dict[str, dict[str, Any]] = {
         "on_idle_seconds": 0,
         "max_dirty_seconds": 0,
         "max_unsaved_tokens": 0,
-        "timeout_seconds": 1,
+        "timeout_seconds": 10,
     },
-    "restore": {"timeout_seconds": 1},
+    "restore": {"timeout_seconds": 10},
     "server": {"listen": "127.0.0.1:0"},
     "queue": {"max_wait_seconds": 20},
 }
@@ -59,7 +59,7 @@ STANDING = (
 
 def make_settings(url: str, state_dir: Path, snapshot_dir: Path | None = None, **sections: Any) -> Settings:
     """Keywords are sections of the settings, merged over `QUIET`; `upstream` is the entry of upstreams."""
-    upstream = {"url": url, "connect_timeout_seconds": 1, **sections.pop("upstream", {})}
+    upstream = {"url": url, "connect_timeout_seconds": 5, **sections.pop("upstream", {})}
     if snapshot_dir is not None:
         upstream["snapshot_dir"] = str(snapshot_dir)
     merged = {name: {**QUIET.get(name, {}), **sections.get(name, {})} for name in {*QUIET, *sections}}
