@@ -98,6 +98,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     3: (  # doors: files, sockets, the outside
         "settings.load",
         "auxiliary.library",
+        "upstream.calls",
         "upstream.client",
         "upstream.canary",
         "upstream.adapters",

@@ -1,14 +1,9 @@
-"""What kvproxy itself asks of llama-server: the only file that knows its management URLs.
-
-Every call has a connection of its own, closed after the answer. Management is rare, the server closes idle
-connections after 5 s, and a call on one that is just being closed could not be told from a lost action.
-"""
+"""What kvproxy itself asks of llama-server: the only file that knows its management URLs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import aiohttp
@@ -17,6 +12,7 @@ import orjson
 from kvproxy.identifiers import SlotId, SnapshotName
 from kvproxy.tasks import Failure, TaskSet
 from kvproxy.upstream import replies
+from kvproxy.upstream.calls import Calls, Reply
 from kvproxy.upstream.replies import (
     ActionFailure,
     Adapter,
@@ -42,8 +38,6 @@ T = TypeVar("T")
 
 QUESTION_SECONDS = 2.0
 ACTION_CAP_SECONDS = 600.0
-MAX_REPLY_BYTES = 16 << 20
-"""`/props` carries the chat template and `/slots` may carry prompts; more than this is not llama-server."""
 
 
 class Action(Generic[T]):
@@ -76,19 +70,6 @@ class Action(Generic[T]):
         return self._task.result()
 
 
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    status: int
-    body: object
-    """The decoded JSON; None if it was none."""
-    text: str
-    """The beginning of a body that was not JSON."""
-
-    @property
-    def message(self) -> str:
-        return replies.parse_error(self.body) or self.text or f"HTTP {self.status}"
-
-
 class LlamaServer:
     """The management side of the llama-server at `base_url`. Needs a running loop from the first call on.
 
@@ -104,19 +85,13 @@ class LlamaServer:
         action_cap_seconds: float = ACTION_CAP_SECONDS,
         on_failure: Failure | None = None,
     ) -> None:
-        self._base_url = base_url.rstrip("/")
-        self._headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._connect_seconds = connect_timeout_seconds
+        self._calls = Calls(base_url, api_key, connect_timeout_seconds=connect_timeout_seconds)
         self._cap_seconds = action_cap_seconds
-        self._session: aiohttp.ClientSession | None = None
         self._actions = TaskSet(on_failure or _tell_loop)
-        self._calls: set[asyncio.Future[None]] = set()
 
     @property
     def base_url(self) -> str:
-        return self._base_url
+        return self._calls.base_url
 
     async def props(self, timeout: float = QUESTION_SECONDS) -> Props | Unavailable:
         """Does not wake a sleeping server."""
@@ -230,7 +205,7 @@ class LlamaServer:
         """None if slot actions work. Asks for a save under a name that the server must refuse before it
         looks at the slot, so no slot is touched. Wakes a sleeping server."""
         outcome = await self._call("/slots/0?action=save", {"filename": "/"}, timeout)
-        if isinstance(outcome, _Reply):
+        if isinstance(outcome, Reply):
             return None if outcome.status == 400 else _action_failure(outcome)
         return outcome
 
@@ -250,17 +225,12 @@ class LlamaServer:
         One that was made of the process before may still reach the one that took its place.
         """
         await asyncio.sleep(0)  # an action just started has not made its call yet
-        if not self._calls:
-            return True
-        _, pending = await asyncio.wait(set(self._calls), timeout=timeout)
-        return not pending
+        return await self._calls.settled(timeout)
 
     async def close(self) -> None:
         """Cancel all actions and close every connection."""
         await self._actions.cancel()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._calls.close()
 
     def _start(
         self, verb: str, slot: SlotId, name: SnapshotName | None, parse: Callable[[object], T | None]
@@ -283,9 +253,9 @@ class LlamaServer:
             Fault.FAILED, f"the answer to {verb} is not llama-server's", outcome.status
         )
 
-    async def _call(self, target: str, body: Mapping[str, str], cap: float) -> _Reply | ActionFailure:
+    async def _call(self, target: str, body: Mapping[str, str], cap: float) -> Reply | ActionFailure:
         try:
-            return await self._exchange("POST", target, cap, orjson.dumps(body))
+            return await self._calls.make("POST", target, cap, orjson.dumps(body))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             return ActionFailure(Fault.UNREACHABLE, _told(error), was_sent=False)
         except aiohttp.ClientError as error:
@@ -297,13 +267,13 @@ class LlamaServer:
 
     async def _ask(
         self, target: str, timeout: float, body: Mapping[str, object] | None = None
-    ) -> _Reply | Unavailable:
+    ) -> Reply | Unavailable:
         """GET, or POST where there is a `body`."""
         try:
             reply = await (
-                self._exchange("GET", target, timeout)
+                self._calls.make("GET", target, timeout)
                 if body is None
-                else self._exchange("POST", target, timeout, orjson.dumps(body))
+                else self._calls.make("POST", target, timeout, orjson.dumps(body))
             )
         except aiohttp.ClientError as error:
             return Unavailable(Obstacle.UNREACHABLE, _told(error))
@@ -313,57 +283,8 @@ class LlamaServer:
             return Unavailable(Obstacle.UNREACHABLE, _told(error))
         return reply if reply.status == 200 else _refused(target, reply)
 
-    async def _exchange(self, method: str, target: str, cap: float, body: bytes | None = None) -> _Reply:
-        under_way = asyncio.get_running_loop().create_future()
-        self._calls.add(under_way)
-        try:
-            return await self._exchanged(method, target, cap, body)
-        finally:
-            self._calls.discard(under_way)
-            under_way.set_result(None)
 
-    async def _exchanged(self, method: str, target: str, cap: float, body: bytes | None) -> _Reply:
-        # No redirects: the key would go where the answer points.
-        async with self._opened().request(
-            method,
-            self._base_url + target,
-            data=body,
-            headers=self._headers,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=cap, sock_connect=self._connect_seconds),
-        ) as response:
-            return _decoded(response.status, await _read(response))
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(force_close=True, limit=0),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-            )
-        return self._session
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The body, cut off at `MAX_REPLY_BYTES`."""
-    parts: list[bytes] = []
-    size = 0
-    while size < MAX_REPLY_BYTES and (part := await response.content.readany()):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
-
-
-def _decoded(status: int, raw: bytes) -> _Reply:
-    try:
-        return _Reply(status, orjson.loads(raw), "")
-    except orjson.JSONDecodeError:
-        head = raw[: replies.ERROR_MESSAGE_CHARS].decode("utf-8", "replace")
-        is_page = head.lstrip().startswith("<")  # markup for a browser names no cause in its first words
-        return _Reply(status, None, "" if is_page else replies.one_line(head))
-
-
-def _obstacle(reply: _Reply) -> Obstacle:
+def _obstacle(reply: Reply) -> Obstacle:
     if reply.status in (401, 403):
         return Obstacle.UNAUTHORIZED
     if reply.status == 501:
@@ -383,11 +304,11 @@ _FAULTS = {
 }
 
 
-def _action_failure(reply: _Reply) -> ActionFailure:
+def _action_failure(reply: Reply) -> ActionFailure:
     return ActionFailure(_FAULTS.get(reply.status, Fault.FAILED), reply.message, reply.status)
 
 
-def _refused(target: str, reply: _Reply) -> Unavailable:
+def _refused(target: str, reply: Reply) -> Unavailable:
     obstacle = _obstacle(reply)
     if obstacle is Obstacle.NOT_LLAMA_SERVER and not replies.parse_error(reply.body):
         return Unavailable(obstacle, f"{_foreign(target).message} ({reply.message})")

@@ -109,16 +109,6 @@ async def test_an_answer_cut_short_is_unreachable(server: RawServer, connect: Co
     assert props.reason is Obstacle.UNREACHABLE
 
 
-async def test_an_endless_answer_is_cut_off(
-    server: RawServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "MAX_REPLY_BYTES", 1000)
-    server.answer = lambda _: b"HTTP/1.1 200 X\r\nContent-Length: 999999\r\n\r\n" + b"[" * 2000
-    props = await connect().props()
-    assert isinstance(props, Unavailable)
-    assert props.reason is Obstacle.NOT_LLAMA_SERVER
-
-
 async def test_slots_are_asked_and_read(server: RawServer, connect: Connect) -> None:
     server.answer = always(200, [{"id": 0, "is_processing": False}])
     assert await connect().slots() == (SlotInfo(SlotId(0), False, None, None, 0),)
@@ -391,47 +381,3 @@ async def test_a_bug_in_an_action_is_told_to_the_owner_and_to_the_one_who_waits(
     with pytest.raises(ZeroDivisionError):
         await action.fate()
     assert deaths == ["save slot 1"]
-
-
-async def test_each_call_has_a_connection_of_its_own_and_ends_it(server: RawServer, connect: Connect) -> None:
-    server.answer = always(200, {"total_slots": 3})
-    llama = connect()
-    await llama.props()
-    await llama.props()
-    assert [request.connection for request in server.requests] == [0, 1]
-    assert b"Connection: close" in server.requests[0].head
-
-
-async def test_the_key_is_sent_and_does_not_follow_a_redirect(server: RawServer, connect: Connect) -> None:
-    async with RawServer(always(200, {"total_slots": 1})) as elsewhere:
-        server.answer = always(307, b"", f"Location: {elsewhere.url}/props")
-        await connect("secret").props()
-        assert b"Authorization: Bearer secret\r\n" in server.requests[0].head
-        assert elsewhere.requests == []
-
-
-async def test_cookies_are_not_kept(server: RawServer) -> None:
-    server.answer = always(200, {"total_slots": 1}, "Set-Cookie: a=b")
-    by_name = f"http://localhost:{server.port}"  # of an address aiohttp would not keep them in any case
-    llama = LlamaServer(by_name, None, connect_timeout_seconds=2.0)
-    await llama.props()
-    await llama.props()
-    await llama.close()
-    assert b"cookie" not in server.requests[1].head.lower()
-
-
-async def test_a_proxy_named_in_the_environment_is_not_used(
-    server: RawServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    server.answer = always(200, {"total_slots": 1})
-    assert isinstance(await connect().props(), Props)
-
-
-async def test_a_path_in_the_base_url_is_kept(server: RawServer) -> None:
-    server.answer = always(200, {"total_slots": 1})
-    llama = LlamaServer(server.url + "/llama/", None, connect_timeout_seconds=2.0)
-    await llama.props()
-    await llama.close()
-    assert server.requests[0].line == "GET /llama/props HTTP/1.1"
