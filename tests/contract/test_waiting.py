@@ -131,8 +131,8 @@ async def test_a_save_of_an_idle_slot_waits_for_another_slots_prompt_batch(serve
 async def test_a_client_that_leaves_mid_answer_frees_the_slot(server: Subject) -> None:
     async with server.busy(0):
         pass
-    assert await server.until_idle(0) < 0.5
-    assert await server.held(0) > 0
+    await server.until_idle(0)
+    assert 0 < await server.held(0) < 1500
 
 
 async def test_a_half_closed_connection_counts_as_gone(server: Subject) -> None:
@@ -142,7 +142,8 @@ async def test_a_half_closed_connection_counts_as_gone(server: Subject) -> None:
     writer.write(head.encode() + body)
     await reader.readuntil(b"data: ")
     writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
-    assert await server.until_idle(0) < 0.5
+    await server.until_idle(0)
+    assert await server.held(0) < 1500
     writer.close()
 
 
@@ -159,8 +160,6 @@ async def test_a_client_that_leaves_a_whole_answer_is_noticed_within_seconds(ser
 async def test_a_conversation_id_keeps_the_answer_running(server: Subject) -> None:
     async with server.busy(0, n_predict=1500, **{"X-Conversation-Id": "c1"}):
         pass
-    await asyncio.sleep(0.2)
-    assert (await server.slots())[0]["is_processing"] is True
     await server.until_idle(0)
     assert await server.held(0) > 1500
 

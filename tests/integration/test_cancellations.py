@@ -20,7 +20,9 @@ from tests.support.proxy import House, house
 from tests.support.raw import Wire, connection
 from tests.support.talk import Talk
 
-CLOSED_WITHIN_SECONDS = 0.25
+SOON = 2.5
+"""Seconds that a machine busy with other things may take for what is done at once. What would else end a
+request takes longer."""
 
 Leave = Callable[[Wire], None]
 LEAVE: dict[str, Leave] = {"fin": Wire.close, "rst": Wire.reset}
@@ -45,7 +47,7 @@ async def asking(here: House, talk: Talk, **body: Any) -> AsyncIterator[Wire]:
 
 
 async def closed_upstream(here: House) -> None:
-    await here.proxy.until(lambda: here.open_requests == 0, CLOSED_WITHIN_SECONDS)
+    await here.proxy.until(lambda: here.open_requests == 0, SOON)
 
 
 def failures(here: House) -> list[str]:
@@ -60,7 +62,7 @@ async def test_a_client_that_leaves_the_line_never_reaches_the_server(tmp_path: 
             async with asking(here, Talk("beta")) as wire:
                 await here.proxy.until(lambda: here.proxy.runtime.desk.waiting == 1)
                 leave(wire)
-                await here.proxy.until(lambda: here.proxy.runtime.desk.waiting == 0, CLOSED_WITHIN_SECONDS)
+                await here.proxy.until(lambda: here.proxy.runtime.desk.waiting == 0, SOON)
             await running.rest()
         await here.proxy.at_rest()
         assert here.completions() == 1
@@ -72,13 +74,13 @@ async def test_a_client_that_leaves_the_line_never_reaches_the_server(tmp_path: 
 async def test_a_client_that_leaves_during_the_save_of_a_switch_leaves_a_whole_snapshot(
     tmp_path: Path, leave: Leave
 ) -> None:
-    async with house(tmp_path, save_seconds=0.2) as here:
+    async with house(tmp_path, save_seconds=4) as here:
         a = Talk("alpha")
         await here.proxy.turn(a)
         async with asking(here, Talk("beta")) as wire:
             await here.proxy.until(lambda: here.proxy.slot_states == ["saving"])
             leave(wire)
-            await here.proxy.until(lambda: failures(here) == ["client"], CLOSED_WITHIN_SECONDS)
+            await here.proxy.until(lambda: failures(here) == ["client"], SOON)
             assert here.proxy.runtime.desk.out == 1
         await here.proxy.at_rest()
         assert here.completions() == 1
@@ -90,14 +92,14 @@ async def test_a_client_that_leaves_during_the_save_of_a_switch_leaves_a_whole_s
 async def test_a_client_that_leaves_during_its_restore_finds_it_done_when_it_comes_back(
     tmp_path: Path, leave: Leave
 ) -> None:
-    async with house(tmp_path, restore_seconds=0.2) as here:
+    async with house(tmp_path, restore_seconds=4) as here:
         a, b = Talk("alpha"), Talk("beta")
         await here.proxy.turn(a)
         await here.proxy.turn(b)
         async with asking(here, a) as wire:
             await here.proxy.until(lambda: here.proxy.slot_states == ["restoring"])
             leave(wire)
-            await here.proxy.until(lambda: failures(here) == ["client"], CLOSED_WITHIN_SECONDS)
+            await here.proxy.until(lambda: failures(here) == ["client"], SOON)
         await here.proxy.at_rest()
         assert here.completions() == 2
         here.forget_calls()
@@ -119,7 +121,7 @@ async def test_a_client_that_leaves_before_any_header_frees_the_slot_only_once_i
         async with asking(here, small, stream=stream) as wire:
             await here.proxy.until(lambda: here.completions() == 2)
             leave(wire)
-            await here.proxy.until(lambda: here.open_requests == 1, CLOSED_WITHIN_SECONDS)
+            await here.proxy.until(lambda: here.open_requests == 1, SOON)
         await here.proxy.until(lambda: "cancelling" in here.proxy.slot_states)
         assert here.proxy.runtime.desk.out == 1
         assert (await here.proxy.turn(small)).status == 200
@@ -209,7 +211,7 @@ async def test_an_unpinned_client_that_leaves_gives_back_every_slot_it_might_hav
             await wire.send(head.encode() + body)
             await wire.until(b"event: content_block_delta")
             leave(wire)
-            await here.proxy.until(lambda: here.open_requests == 0, CLOSED_WITHIN_SECONDS)
+            await here.proxy.until(lambda: here.open_requests == 0, SOON)
         await here.proxy.at_rest()
         assert set(here.proxy.slot_states) <= {"idle", "resident"}
         assert (await here.proxy.turn(Talk("beta"))).status == 200
@@ -237,14 +239,14 @@ async def test_a_client_that_leaves_with_its_whole_answer_has_missed_nothing(
     tmp_path: Path, leave: Leave, path: str
 ) -> None:
     """Many do not wait for the end of the message, which comes a moment after the last event."""
-    async with house(tmp_path, slow_end=0.3) as here:
+    async with house(tmp_path, slow_end=5) as here:
         body = json.dumps({**question(path), "max_tokens": 4, "stream": True}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Session-Id: alpha\r\n"
         async with connection(here.proxy.port) as wire:
             await wire.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             await wire.until(LAST_WORDS[path])
             leave(wire)
-            await here.proxy.until(lambda: here.open_requests == 0, CLOSED_WITHIN_SECONDS)
+            await here.proxy.until(lambda: here.open_requests == 0, SOON)
         await here.proxy.at_rest()
         assert failures(here) == []
         assert [(done.generated_tokens, done.status) for done in here.proxy.done] == [(4, 200)]
