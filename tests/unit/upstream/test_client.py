@@ -418,3 +418,14 @@ async def test_a_path_in_the_base_url_is_kept(server: RawServer) -> None:
     await llama.props()
     await llama.close()
     assert server.requests[0].line == "GET /llama/props HTTP/1.1"
+
+
+async def test_a_question_that_cannot_be_written_is_not_put(server: RawServer, connect: Connect) -> None:
+    nested: object = []
+    for _ in range(300):  # more than the writer takes, and fewer than the reader of a client's body does
+        nested = [nested]
+    prompt = await connect().apply_template({"messages": [], "tools": nested})
+    assert prompt == Unavailable(
+        Obstacle.UNWRITABLE, "what /apply-template is asked cannot be written: Recursion limit reached"
+    )
+    assert server.requests == []
