@@ -151,7 +151,7 @@ class Checkpointer:
         self._p.table.start_saving(job.slot, job.epoch)
         shape = await self._shaper.shape(job.slot, job.epoch, job.occupancy, job.trigger)
         if isinstance(shape, NotRewound):
-            result: Checkpoint | asyncio.Task[Checkpoint] = self._lost(job, shape)
+            result: Checkpoint | asyncio.Task[Checkpoint] = await self._lost(job, shape)
         else:
             result = await self._attempt(_shaped(job, shape))
         if isinstance(result, Checkpoint):
@@ -177,19 +177,29 @@ class Checkpointer:
         )
         self._p.emit(ended)
 
-    def _lost(self, job: Job, failure: NotRewound) -> Checkpoint:
-        """What the slot holds is not known, and the server may still be computing in it."""
-        self._p.table.doubt(job.slot, job.epoch)
-        self._p.tasks.spawn(self._until_idle(job), name="see a rewind end")
+    async def _lost(self, job: Job, failure: NotRewound) -> Checkpoint:
+        """What the slot holds is not known, and the server may still be computing in it: a request that was
+        pinned there now would meet that. A server that is away keeps nobody waiting."""
+        if await self._shaper.until_idle(job.slot, job.epoch, though_away=False):
+            self._p.table.save_ended(job.slot, job.epoch)
+            self._p.table.lose(job.slot, job.epoch)
+        else:
+            self._doubt_slot(job)
         return Checkpoint(
             CheckpointOutcome.REFUSED, detail=f"the slot could not be rewound: {failure.detail}"
         )
+
+    def _doubt_slot(self, job: Job) -> None:
+        """Believe nothing of the slot until it was seen idle."""
+        self._p.table.doubt(job.slot, job.epoch)
+        self._p.tasks.spawn(self._until_idle(job), name="see a slot idle")
 
     def _give_up(self, job: Job) -> None:
         """Nobody knows how far it had come."""
         is_current = job.epoch == self._p.table.epoch
         if is_current and self._p.table.view(job.slot).state is SlotState.SAVING:
-            self._ended(job, self._lost(job, NotRewound(GIVEN_UP.detail)))
+            self._doubt_slot(job)
+            self._ended(job, GIVEN_UP)
 
     async def _until_idle(self, job: Job) -> None:
         await self._shaper.until_idle(job.slot, job.epoch)
