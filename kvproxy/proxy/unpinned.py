@@ -121,6 +121,8 @@ class UnpinnedRequests:
     ) -> ReplyError | None:
         while True:
             for slot in slots:
+                if lease.is_void:
+                    return None  # the server is another one, and may have fewer slots
                 if session is not None and self.p.table.view(slot).occupant == session.key:
                     continue  # it goes on from there
                 refusal = await self.p.preparer.secure(lease, slot)
