@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass
 
 from kvproxy.boundary.evidence import Evidence, Form, Observation, form_to_use
-from kvproxy.boundary.prefix import Boundary, find_boundary
+from kvproxy.boundary.prefix import LEAST_TOKENS, Boundary, find_boundary
 from kvproxy.boundary.rewind import NotRewound, rewind
 from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.outcome import Trigger
@@ -82,6 +82,8 @@ class Shaper:
             return Shape()
         is_switch = trigger is Trigger.SWITCH
         boundary = found.cheap if is_switch else found
+        if len(boundary.ids) < LEAST_TOKENS:  # the template shows the history in another way from then on
+            return Shape()
         seconds = SWITCH_REWIND_SECONDS if is_switch else REWIND_SECONDS
         done = await rewind(self._p.client, slot, boundary, timeout=seconds)
         if isinstance(done, NotRewound):

@@ -104,6 +104,20 @@ class TestForm:
         assert await save(w) is CheckpointOutcome.PUBLISHED
         assert evaluated(w) == []
 
+    async def test_on_a_switch_a_history_that_is_shown_in_another_way_is_saved_as_it_is(self) -> None:
+        """Hardly anything of it is in the slot, and a handful of tokens is worth no file."""
+        w = world()
+        other = PROMPT[:5] + "a history as a template shows it that moves the tools to the last question"
+        w.server.answer("render", PROMPT, f"{other}<Xyz", f"{other}<other", f"{other}<So")
+        w.server.answer("save", Saved(1000, 5000))
+
+        assert await save(w, Trigger.SWITCH) is CheckpointOutcome.PUBLISHED
+
+        assert evaluated(w) == []
+        manifest = w.store.find(A, FINGERPRINT)
+        assert manifest is not None
+        assert manifest.current.form == "plain"
+
     async def test_on_a_switch_little_time_is_taken(self) -> None:
         w = world()
         await save(w, Trigger.SWITCH)
