@@ -176,6 +176,9 @@ class SlotActions:
             # The call goes on without the one who asked for it.
             self._keep_turn(action, on_late)
             raise
+        except Exception:  # a bug, which goes on up: the call is over
+            self._turn.release()
+            raise
         if action.done:
             self._turn.release()
         else:

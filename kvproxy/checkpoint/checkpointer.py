@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from kvproxy.boundary.rewind import NotRewound
 from kvproxy.checkpoint.actions import Attempt, NotStarted
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.policy import CheckpointPolicy, is_worth_saving
-from kvproxy.checkpoint.publisher import Checkpoint, Job, Publisher
+from kvproxy.checkpoint.publisher import GIVEN_UP, Checkpoint, Job, Publisher
 from kvproxy.checkpoint.room import Room
 from kvproxy.checkpoint.shaper import Shape, Shaper
 from kvproxy.identifiers import Epoch, SessionKey, SlotId, SnapshotName, short
@@ -75,6 +76,9 @@ class Checkpointer:
         result: Checkpoint | asyncio.Task[Checkpoint] = Checkpoint(CheckpointOutcome.SUPERSEDED)
         try:
             result = await self._run(job)
+        except Exception:  # a bug, which goes on up; the slot must not stay as it was left for ever
+            self._give_up(job)
+            raise
         finally:
             if self._in_flight.get(job.slot) is done:  # else a save of a later life of the slot is in flight
                 del self._in_flight[job.slot]
@@ -95,7 +99,8 @@ class Checkpointer:
         asked has left."""
         work = self._write_and_release(lease, trigger)
         writing = self._p.tasks.spawn(work, name=f"checkpoint slot {lease.slot}")
-        return await _end_of(await asyncio.shield(writing))
+        await asyncio.wait({writing})
+        return GIVEN_UP if _has_died(writing) else await _end_of(writing.result())
 
     async def _write_and_release(
         self, lease: Lease, trigger: Trigger
@@ -146,7 +151,7 @@ class Checkpointer:
         self._p.table.start_saving(job.slot, job.epoch)
         shape = await self._shaper.shape(job.slot, job.epoch, job.occupancy, job.trigger)
         if isinstance(shape, NotRewound):
-            result: Checkpoint | asyncio.Task[Checkpoint] = self._lost(job, shape)
+            result: Checkpoint | asyncio.Task[Checkpoint] = await self._lost(job, shape)
         else:
             result = await self._attempt(_shaped(job, shape))
         if isinstance(result, Checkpoint):
@@ -172,13 +177,29 @@ class Checkpointer:
         )
         self._p.emit(ended)
 
-    def _lost(self, job: Job, failure: NotRewound) -> Checkpoint:
-        """What the slot holds is not known, and the server may still be computing in it."""
-        self._p.table.doubt(job.slot, job.epoch)
-        self._p.tasks.spawn(self._until_idle(job), name="see a rewind end")
+    async def _lost(self, job: Job, failure: NotRewound) -> Checkpoint:
+        """What the slot holds is not known, and the server may still be computing in it: a request that was
+        pinned there now would meet that. A server that is away keeps nobody waiting."""
+        if await self._shaper.until_idle(job.slot, job.epoch, though_away=False):
+            self._p.table.save_ended(job.slot, job.epoch)
+            self._p.table.lose(job.slot, job.epoch)
+        else:
+            self._doubt_slot(job)
         return Checkpoint(
             CheckpointOutcome.REFUSED, detail=f"the slot could not be rewound: {failure.detail}"
         )
+
+    def _doubt_slot(self, job: Job) -> None:
+        """Believe nothing of the slot until it was seen idle."""
+        self._p.table.doubt(job.slot, job.epoch)
+        self._p.tasks.spawn(self._until_idle(job), name="see a slot idle")
+
+    def _give_up(self, job: Job) -> None:
+        """Nobody knows how far it had come."""
+        is_current = job.epoch == self._p.table.epoch
+        if is_current and self._p.table.view(job.slot).state is SlotState.SAVING:
+            self._doubt_slot(job)
+            self._ended(job, GIVEN_UP)
 
     async def _until_idle(self, job: Job) -> None:
         await self._shaper.until_idle(job.slot, job.epoch)
@@ -289,13 +310,19 @@ def _shaped(job: Job, shape: Shape) -> Job:
 
 
 async def _end_of(result: Checkpoint | asyncio.Task[Checkpoint]) -> Checkpoint:
-    return result if isinstance(result, Checkpoint) else await asyncio.shield(result)
+    if isinstance(result, Checkpoint):
+        return result
+    await asyncio.wait({result})
+    return _result_of(result)
 
 
 def _result_of(task: asyncio.Task[Checkpoint]) -> Checkpoint:
-    if task.cancelled() or task.exception() is not None:
-        return Checkpoint(CheckpointOutcome.STORE_FAILED, detail="it was given up")
-    return task.result()
+    return GIVEN_UP if _has_died(task) else task.result()
+
+
+def _has_died(task: asyncio.Task[Any]) -> bool:
+    """Whose tasks they are has told what of."""
+    return task.cancelled() or task.exception() is not None
 
 
 _NOT_STARTED = {

@@ -223,8 +223,9 @@ class Preparer:
             borrowed.release()
 
     async def _empty(self, borrowed: Lease, slot: SlotId) -> bool:
-        before = self._p.table.view(slot)
-        if borrowed.is_void or before.is_blank or not await self._is_saved(borrowed, slot):
+        if borrowed.is_void or self._p.table.view(slot).is_blank:
+            return False
+        if not await self._is_saved(borrowed, slot) or borrowed.is_void:
             return False
         if self._p.table.view(slot).state is SlotState.RESIDENT:
             self._p.table.lose(slot, borrowed.epoch)
@@ -294,6 +295,8 @@ class Preparer:
         self._p.actions.judge(attempt, well=None)
         if not attempt.timed_out:
             self._p.table.emptied(slot, epoch)
+            if lease.is_released:  # its client has left, and the slot may have waited for this alone
+                self._p.slots_changed()
         return attempt.succeeded and not lease.is_void
 
     def _opens_alike(self, evicted: SessionKey, newcomer: Session) -> bool:

@@ -34,6 +34,10 @@ class Checkpoint:
     detail: str = ""
 
 
+GIVEN_UP = Checkpoint(CheckpointOutcome.STORE_FAILED, detail="it was given up")
+"""What nobody foresaw ended it, or the end of kvproxy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What is saved, as it was believed when the save began (`began`: monotonic seconds)."""
@@ -101,8 +105,11 @@ class Publisher:
     ) -> Checkpoint:
         if before is not None:
             await asyncio.wait({before})
-        result = await self._publish(job, attempt, saved)
-        self._on_end(job, result)
+        result = GIVEN_UP
+        try:
+            result = await self._publish(job, attempt, saved)
+        finally:
+            self._on_end(job, result)
         return result
 
     async def _publish(self, job: Job, attempt: Attempt[Saved], saved: Saved) -> Checkpoint:

@@ -23,6 +23,7 @@ from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.proofs import Proofs, Restore
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, SnapshotName, short
 from kvproxy.slots.slot import Occupancy
+from kvproxy.slots.state import SlotState
 from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.files import NOTHING_AGAINST_IT, FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
@@ -231,6 +232,18 @@ class Restorer:
     async def _run(self, job: _Job, base: Revision) -> Restoration:
         if not self._p.table.start_restoring(job.slot, job.epoch):
             return _ANOTHER
+        try:
+            return await self._put_back(job, base)
+        except Exception:  # a bug, which goes on up; the slot must not stay as it was left for ever
+            self._give_up(job)
+            raise
+
+    def _give_up(self, job: _Job) -> None:
+        is_current = job.epoch == self._p.table.epoch
+        if is_current and self._p.table.view(job.slot).state is SlotState.RESTORING:
+            self._p.table.not_restored(job.slot, job.epoch, is_blank=False)
+
+    async def _put_back(self, job: _Job, base: Revision) -> Restoration:
         await self.about_to_restore(job.slot)
         if self._p.table.speculates and (obstacle := await self._clear_draft(job)) is not None:
             return obstacle

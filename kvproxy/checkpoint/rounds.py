@@ -20,6 +20,9 @@ from kvproxy.slots.table import SlotTable
 ROUND_SECONDS = 1.0
 """How often the clock alone may make a slot due; a slot that comes free is looked at once."""
 
+MOST_REST_SECONDS = 300.0
+"""Between two checkpoints of a slot that each time was found to hold too little."""
+
 FLUSH_LOOK_SECONDS = 0.05
 
 LOST_SERVER_SECONDS = 2.0
@@ -36,6 +39,19 @@ class Flushed:
 
 Endings = dict[SessionKey, bool]
 """What came of each conversation in the end: True if it was saved."""
+
+
+Stay = tuple[SlotId, SessionKey | None, int]
+"""A revision of a session in a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A slot is left alone for so many `seconds`, `until` then, or until it holds something else."""
+
+    stay: Stay
+    seconds: float
+    until: float
 
 
 class Rounds:
@@ -59,8 +75,8 @@ class Rounds:
         self._clock = clock
         self._confirm = confirm
         self._changed = asyncio.Event()
-        self._resting: dict[SlotId, float] = {}
-        """Slots whose last checkpoint came to nothing, and until when they are left alone."""
+        self._resting: dict[SlotId, _Rest] = {}
+        """Slots whose last checkpoint came to nothing."""
 
     def slots_changed(self) -> None:
         """A slot came free and nobody wanted it, or one began to serve. Wakes nobody without a reason:
@@ -82,9 +98,17 @@ class Rounds:
     async def run_once(self) -> None:
         """One round. What is due is looked up again after each save: a save takes time."""
         while (due := self._next()) is not None:
+            stay = _stay(self._table.view(due.slot))
             result = await self.save_slot(due.slot, due.trigger)
             if result.outcome is not CheckpointOutcome.PUBLISHED:
-                self._resting[due.slot] = self._clock.now() + ROUND_SECONDS
+                self._rest(due.slot, stay, result.outcome)
+
+    def _rest(self, slot: SlotId, stay: Stay, outcome: CheckpointOutcome) -> None:
+        """A slot that holds less than it should is not likely to hold more a second later."""
+        before = self._resting.get(slot)
+        is_again = before is not None and before.stay == stay and outcome is CheckpointOutcome.IMPLAUSIBLE
+        seconds = min(2 * before.seconds, MOST_REST_SECONDS) if before and is_again else ROUND_SECONDS
+        self._resting[slot] = _Rest(stay, seconds, self._clock.now() + seconds)
 
     def _next(self) -> Due | None:
         if not self._table.has_dirty:
@@ -93,7 +117,11 @@ class Rounds:
         due = next_due(views, self._policy, now)
         ahead = save_ahead(views, self._policy, Pressure(self._table.last_switch, self._save_seconds), now)
         everything = (*due, ahead) if ahead else due
-        return next((one for one in everything if self._resting.get(one.slot, now) <= now), None)
+        return next((one for one in everything if not self._rests(one.slot, now)), None)
+
+    def _rests(self, slot: SlotId, now: float) -> bool:
+        rest = self._resting.get(slot)
+        return rest is not None and rest.until > now and rest.stay == _stay(self._table.view(slot))
 
     async def save_slot(self, slot: SlotId, trigger: Trigger) -> Checkpoint:
         """Save one slot if it is free this moment; a save in flight is joined."""
@@ -135,7 +163,7 @@ class Rounds:
         `endings` are those of a flush before, which this one goes on with: the result tells of both.
         """
         until = self._clock.now() + timeout_seconds
-        tried: set[tuple[SlotId, int]] = set()
+        tried: set[Stay] = set()
         endings = {} if endings is None else endings
         patience = self._clock.now() + LOST_SERVER_SECONDS
         while self._clock.now() < until:
@@ -143,13 +171,13 @@ class Rounds:
                 endings.update({v.occupant: False for v in self._table.views() if v.is_dirty and v.occupant})
                 break
             views = [v for v in self._table.views() if v.is_dirty or (wait_for_requests and _runs(v))]
-            ready = [v for v in views if _stay(v.id, v.occupancy) not in tried]
+            ready = [v for v in views if _stay(v) not in tried]
             free = [v for v in ready if _can_be_saved(v)]
             for view in free:
                 result = await self._save_until(until, view.id, trigger)
                 if result.outcome is CheckpointOutcome.BUSY:
                     continue
-                tried.add(_stay(view.id, view.occupancy))
+                tried.add(_stay(view))
                 _note(endings, view.occupant, result.outcome)
             is_coming = wait_for_requests and (bool(ready) or self._desk.floats)
             if not is_coming and not (ready and free):
@@ -207,5 +235,5 @@ def _note(endings: Endings, session: SessionKey | None, outcome: CheckpointOutco
         endings[session] = False
 
 
-def _stay(slot: SlotId, occupancy: object) -> tuple[SlotId, int]:
-    return slot, getattr(occupancy, "revision", 0)
+def _stay(view: SlotView) -> Stay:
+    return view.id, view.occupant, view.occupancy.revision if view.occupancy else 0

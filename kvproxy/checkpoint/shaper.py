@@ -12,13 +12,14 @@ import asyncio
 from dataclasses import dataclass
 
 from kvproxy.boundary.evidence import Evidence, Form, Observation, form_to_use
-from kvproxy.boundary.prefix import Boundary, find_boundary
+from kvproxy.boundary.prefix import LEAST_TOKENS, Boundary, find_boundary
 from kvproxy.boundary.rewind import NotRewound, rewind
 from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.identifiers import Epoch, SlotId
 from kvproxy.sessions.session import Session
+from kvproxy.slots.settling import Settling, look
 from kvproxy.slots.slot import Occupancy
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.replies import Unavailable
@@ -83,6 +84,8 @@ class Shaper:
             return NotRewound("the server is another one by now")
         is_switch = trigger is Trigger.SWITCH
         boundary = found.cheap if is_switch else found
+        if len(boundary.ids) < LEAST_TOKENS:  # the template shows the history in another way from then on
+            return Shape()
         seconds = SWITCH_REWIND_SECONDS if is_switch else REWIND_SECONDS
         done = await rewind(self._p.client, slot, boundary, timeout=seconds)
         if isinstance(done, NotRewound):
@@ -100,12 +103,20 @@ class Shaper:
         form = form_to_use(session.evidence, self._server, may_roll_back=False)
         return session.turn if form is Form.BOUNDARY else None
 
-    async def until_idle(self, slot: SlotId, epoch: Epoch) -> None:
-        """After a rewind that was given up: wait until the server is done with `slot`."""
-        while epoch == self._p.table.epoch:
+    async def until_idle(self, slot: SlotId, epoch: Epoch, *, though_away: bool = True) -> bool:
+        """After a prompt of ours in `slot` that was given up: wait until the server is done with it.
+
+        True once that was seen; False if the slots are others by now, or, unless `though_away`, the server is
+        away.
+
+        The dropped prompt may not have been launched yet, as any request (see `slots.settling`).
+        """
+        settling: Settling | None = Settling(slot, was_seen=False)
+        while epoch == self._p.table.epoch and (though_away or self._p.standing.facts.state.has_slots):
             await asyncio.sleep(CONFIRM_SECONDS)
             infos = await self._p.client.slots()
-            if not isinstance(infos, Unavailable) and not any(
-                info.id == slot and info.is_processing for info in infos
-            ):
-                return
+            if not isinstance(infos, Unavailable) and settling is not None:
+                settling = look(settling, infos, self._p.clock.now())
+            if settling is None:
+                return epoch == self._p.table.epoch
+        return False

@@ -183,7 +183,10 @@ def _raw_prompt(prompt: object) -> bytes | None:
     if isinstance(prompt, list) and len(prompt) == 1:
         return _raw_prompt(prompt[0])
     if isinstance(prompt, list) and any(isinstance(entry, int) for entry in prompt):
-        return orjson.dumps(prompt, default=repr)[:-1] + b","
+        try:
+            return orjson.dumps(prompt, default=repr)[:-1] + b","
+        except orjson.JSONEncodeError:  # nested deeper than can be written
+            return None
     return None
 
 

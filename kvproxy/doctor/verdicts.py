@@ -59,7 +59,7 @@ def judge_props(url: str, answer: Props | Unavailable) -> tuple[Check, ...]:
             )
         case Obstacle.ROUTER:
             return (passed(REACHABLE, f"{url} answers"), degraded(LLAMA_SERVER, answer.message, NO_ROUTER))
-        case Obstacle.UNSUPPORTED | Obstacle.NOT_LLAMA_SERVER:
+        case Obstacle.UNSUPPORTED | Obstacle.NOT_LLAMA_SERVER | Obstacle.UNWRITABLE:
             other = Change("upstreams[].url: URL", "what answers at this address is no llama-server")
             return (passed(REACHABLE, f"{url} answers"), unusable(LLAMA_SERVER, answer.message, other))
 

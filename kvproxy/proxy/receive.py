@@ -104,7 +104,10 @@ async def understand(body: bytes, label: str, content_encoding: str | None = Non
 
 def _understand(body: bytes, label: str) -> Reading | None:
     document = _parse(body)
-    return None if document is None else read(label, document)
+    try:
+        return None if document is None else read(label, document)
+    except RecursionError:  # the parser goes deeper than what looks into the document
+        return None
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:

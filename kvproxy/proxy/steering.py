@@ -74,6 +74,8 @@ class Steering:
     async def aim(self, lease: Lease, owner: Owner) -> Aim | ReplyError:
         """`lease` is on all free slots, whose occupants are saved."""
         session = owner.session
+        if lease.is_void:
+            return NOWHERE
         own = self.desk.table.slot_of(session.key)
         if own is not None and own.id not in lease.slots:
             return self._beside(owner)

@@ -82,15 +82,13 @@ class UnpinnedRequests:
         return Want(purpose, key, need.thought, need.at_worst)
 
     async def _launch(self, visit: Visit, lease: Lease, owner: Owner | None) -> RelayedResponse | None:
-        call = visit.call
-        aim = await self.p.holder.see_through(lease, visit.vigil, self._prepare(lease, owner))
-        if isinstance(aim, ReplyError) or lease.is_void:
+        ready = await self.p.holder.see_through(lease, visit.vigil, self._make_ready(visit, lease, owner))
+        if isinstance(ready, ReplyError) or lease.is_void:
             self.p.holder.release(lease)
-            if isinstance(aim, ReplyError):
-                raise aim
+            if isinstance(ready, ReplyError):
+                raise ready
             return None
-        look = self.p.probe.before_flight(lease, len(call.body), leaves_no_trace=call.endpoint.is_management)
-        flight = await self.p.holder.see_through(lease, visit.vigil, look)
+        aim, flight = ready
         flight.stay, flight.expected = aim.stay, aim.slot
         run = _Run(visit, aim, flight)
         self.p.holder.tasks.spawn(self._follow(run), name="follow an unpinned request")
@@ -99,6 +97,21 @@ class UnpinnedRequests:
         return await self._fly(run)
 
     # -- before ----------------------------------------------------------------------------------------------
+
+    async def _make_ready(
+        self, visit: Visit, lease: Lease, owner: Owner | None
+    ) -> tuple[Aim, Flight] | ReplyError:
+        """A look at the slots is the last before it is sent, and takes as long as the server likes. Who ended
+        meanwhile is saved too, which may run something in their slots: then there is another look."""
+        session = None if owner is None else owner.session
+        aim = await self._prepare(lease, owner)
+        while not isinstance(aim, ReplyError):
+            size, leaves_no_trace = len(visit.call.body), visit.call.endpoint.is_management
+            flight = await self.p.probe.before_flight(lease, size, leaves_no_trace=leaves_no_trace)
+            if not (ended := self.p.holder.desk.widen(lease)):
+                return aim, flight
+            aim = await self._secure(lease, ended, session) or aim
+        return aim
 
     async def _prepare(self, lease: Lease, owner: Owner | None) -> Aim | ReplyError:
         """Save whoever the server might put the request in the place of, also those who ended meanwhile, and
@@ -121,6 +134,8 @@ class UnpinnedRequests:
     ) -> ReplyError | None:
         while True:
             for slot in slots:
+                if lease.is_void:
+                    return None  # the server is another one, and may have fewer slots
                 if session is not None and self.p.table.view(slot).occupant == session.key:
                     continue  # it goes on from there
                 refusal = await self.p.preparer.secure(lease, slot)

@@ -23,7 +23,7 @@ from pathlib import Path
 from kvproxy.slotfile.blocks import AttentionBlock, Tensor
 from kvproxy.slotfile.copying import CHUNK_BYTES, append, create_like, transfer
 from kvproxy.slotfile.layout import Format, Layout, Unknown, layout_of, read_layout
-from kvproxy.slotfile.source import Source
+from kvproxy.slotfile.source import Source, Unlike
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.opened import open_regular
 
@@ -88,7 +88,7 @@ def cut_prefix(source: Path, target: Path, tokens: int) -> Prefix | Uncut:
     """
     try:
         return _cut(source, target, tokens)
-    except (OSError, ValueError):
+    except (OSError, ValueError, Unlike):
         # A full disk, or a file that was taken from under us: what is there stays what it was.
         return Uncut.NOT_WRITTEN
 

@@ -16,7 +16,7 @@ _WORD_BYTES = 4
 
 
 class Unlike(Exception):
-    """The bytes are not what is looked for at this place. Never leaves the layout reader."""
+    """The bytes are not what is looked for at this place. Never leaves this package."""
 
 
 class Source:

@@ -116,6 +116,12 @@ class SlotRecord:
             self.occupancy = None if self.met_doubt else occupancy
             self.move(SlotEvent.KEPT if self.occupancy else SlotEvent.LOST, now)
 
+    def end_action(self, now: float) -> None:
+        """One of those whose fate was open has ended, however."""
+        self.pending_actions -= 1
+        if self.state is SlotState.QUARANTINED and not self.pending_actions:
+            self.move(SlotEvent.FATE_KNOWN, now)
+
     def was_used(self, info: SlotInfo, asked_at: float) -> bool:
         """Whether a look that began at `asked_at` shows that somebody else ran a task here."""
         is_free = self.holder is None and self.free_since < asked_at

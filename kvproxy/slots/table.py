@@ -214,7 +214,7 @@ class SlotTable:
         """That erase has ended in time."""
         if (held := self._current(slot, epoch)) is None:
             return False
-        held.pending_actions -= 1
+        held.end_action(self._clock.now())
         held.met_doubt = held.pending_actions > 0
         return True
 
@@ -320,9 +320,7 @@ class SlotTable:
         """The action that was doubted has ended, however."""
         if (held := self._current(slot, epoch)) is None:
             return False
-        held.pending_actions -= 1
-        if held.state is SlotState.QUARANTINED and not held.pending_actions:
-            self._move(held, SlotEvent.FATE_KNOWN)
+        held.end_action(self._clock.now())
         return True
 
     # -- inside ------------------------------------------------------------------------------------------

@@ -270,11 +270,12 @@ class LlamaServer:
     ) -> Reply | Unavailable:
         """GET, or POST where there is a `body`."""
         try:
-            reply = await (
-                self._calls.make("GET", target, timeout)
-                if body is None
-                else self._calls.make("POST", target, timeout, orjson.dumps(body))
-            )
+            data = None if body is None else orjson.dumps(body)
+        except orjson.JSONEncodeError as error:  # a client's document, nested deeper than can be written
+            message = f"what {target} is asked cannot be written: {error}"
+            return Unavailable(Obstacle.UNWRITABLE, message)
+        try:
+            reply = await self._calls.make("GET" if data is None else "POST", target, timeout, data)
         except aiohttp.ClientError as error:
             return Unavailable(Obstacle.UNREACHABLE, _told(error))
         except TimeoutError:

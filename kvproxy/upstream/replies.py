@@ -109,6 +109,8 @@ class Obstacle(StrEnum):
     """It has no slots of its own, and its models' servers write snapshots over each other's."""
     NOT_LLAMA_SERVER = "not_llama_server"
     """Something answered, and not what llama-server answers."""
+    UNWRITABLE = "unwritable"
+    """It was not put: what it would carry is no JSON that we can write."""
 
 
 @dataclass(frozen=True, slots=True)

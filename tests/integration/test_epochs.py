@@ -184,6 +184,29 @@ async def test_a_request_that_was_being_prepared_while_slots_became_fewer_is_not
         assert [b'"id_slot":0' in body for body in sent] == [True]
 
 
+async def test_a_request_for_which_all_slots_were_being_saved_as_they_became_fewer_is_served(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, slots=3) as here:
+        talks = [Talk(f"t{n}") for n in range(3)]
+        for talk in talks:
+            await here.proxy.turn(talk)
+        preparer, table = here.proxy.runtime.preparer, here.proxy.runtime.table
+        secure, epoch = preparer.secure, table.epoch
+
+        async def secure_and_lose(lease: Any, slot: Any) -> Any:
+            preparer.secure = secure  # type: ignore[method-assign]
+            secured = await secure(lease, slot)
+            await here.fake.restart(slots=1)
+            await here.proxy.until(lambda: table.epoch > epoch)
+            return secured
+
+        preparer.secure = secure_and_lose  # type: ignore[method-assign]
+        letter = {"model": "any", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+        answer = await here.proxy.post("/v1/messages", letter, **{"X-Session-Id": "letters"})
+        assert answer.status == 200
+
+
 async def attempt(here: House, talk: Talk) -> int:
     """A turn that may be broken off: what a client saw, 0 for a cut connection."""
     try:

@@ -180,6 +180,54 @@ async def test_who_ended_while_it_was_made_ready_is_saved_before_it_is_sent(tmp_
         assert "save" in calls[: calls.index(PATH)]
 
 
+async def test_who_ended_as_the_slots_were_looked_at_is_saved_before_it_is_sent(tmp_path: Path) -> None:
+    """The look is answered when the server has time for it, and meanwhile others end."""
+    async with house(tmp_path, slots=2, token_delay=0.01) as here:
+        letters, other = Letters("alpha"), Talk("beta", predict=20)
+        probe = here.proxy.runtime.probe
+        before_flight = probe.before_flight
+
+        async def look_slowly(*args: Any, **more: Any) -> Any:
+            probe.before_flight = before_flight  # type: ignore[method-assign]
+            flight = await before_flight(*args, **more)
+            await running
+            await here.proxy.until(lambda: not here.proxy.runtime.table.views()[0].is_leased)
+            return flight
+
+        async with here.proxy.stream(other) as stream:
+            await stream.first()
+            assert here.processing == [0]
+            running = asyncio.ensure_future(stream.rest())
+            here.fake.faults.unpinned_slot = 0
+            probe.before_flight = look_slowly  # type: ignore[method-assign]
+            answer = await here.proxy.post(PATH, letters.body(), **letters.headers)
+        other.heard(await running)
+        await here.proxy.at_rest()
+        assert (answer.status, slot_of(here, "alpha")) == (200, 0)
+        assert (await here.proxy.turn(other)).told == ("restored", None)
+
+
+async def test_a_server_that_is_another_one_once_the_slots_were_looked_at_is_looked_at_anew(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, slots=2) as here:
+        letters = Letters("alpha")
+        probe, table = here.proxy.runtime.probe, here.proxy.runtime.table
+        before_flight, epoch = probe.before_flight, table.epoch
+
+        async def look_and_lose(*args: Any, **more: Any) -> Any:
+            probe.before_flight = before_flight  # type: ignore[method-assign]
+            flight = await before_flight(*args, **more)
+            await here.fake.restart()
+            await here.proxy.until(lambda: table.epoch > epoch)
+            return flight
+
+        probe.before_flight = look_and_lose  # type: ignore[method-assign]
+        assert (await turn(here, letters)).told == ("cold", "new-session")
+        assert slot_of(here, "alpha") is not None
+        assert (await turn(here, letters)).told == ("resident", None)
+
+
 async def test_work_over_messages_is_saved_as_any_other(tmp_path: Path) -> None:
     async with house(tmp_path, slots=2, checkpoint={"on_turn": True}) as here:
         await turn(here, Letters("alpha"))

@@ -127,6 +127,17 @@ async def test_an_action_whose_asker_was_cancelled_goes_on_and_keeps_its_turn() 
     assert (await room.run(deadline=0.0)).result is NotStarted.BUSY
 
 
+async def test_an_action_that_dies_of_a_bug_does_not_keep_its_turn() -> None:
+    def bug() -> object:
+        raise ValueError("a bug")
+
+    room = Room()
+    with pytest.raises(ValueError, match="a bug"):
+        await room.run(bug)
+
+    assert (await room.run(deadline=0.0)).succeeded
+
+
 async def test_an_action_that_waited_for_its_turn_in_vain_says_nothing_about_persistence() -> None:
     room = Room(max_failures=1)
     late = Late()

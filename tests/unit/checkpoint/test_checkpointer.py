@@ -9,6 +9,7 @@ from kvproxy.checkpoint.checkpointer import Checkpoint
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.identifiers import Epoch, SlotId
+from kvproxy.slots.settling import QUIET_SECONDS
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.manifest import FileIdentity, Manifest
 from kvproxy.snapshots.names import is_of
@@ -564,3 +565,50 @@ class TestAtRisk:
         w = world()
         w.session(A, is_passing=True)
         assert not w.checkpointer.is_at_risk(S0)
+
+
+class TestBugs:
+    """What nobody foresaw is told, and leaves nothing behind that cannot be used any more."""
+
+    @pytest.fixture(autouse=True)
+    def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kvproxy.checkpoint.shaper.CONFIRM_SECONDS", 0)
+
+    async def test_a_save_that_dies_of_one_leaves_a_slot_that_nobody_lives_in(self) -> None:
+        w = world()
+        w.files.saved = bug
+
+        with pytest.raises(ZeroDivisionError):
+            await save(w)
+        await settle()
+        assert (w.state(), w.occupant()) == ("quarantined", None)
+        w.clock.advance(QUIET_SECONDS + 0.1)
+        await settle()
+
+        assert (w.state(), w.changes) == ("idle", 1)
+
+    async def test_one_under_a_lease_is_an_outcome_and_told(self) -> None:
+        w = world()
+        w.files.saved = bug
+        lease = w.desk.try_checkpoint(S0)
+        assert lease is not None
+
+        result = await w.checkpointer.save_under(lease, Trigger.IDLE)
+
+        assert result.outcome is O.STORE_FAILED
+        assert (len(w.sink.of(TaskDied)), w.desk.out) == (1, 0)
+
+    async def test_a_publication_that_dies_of_one_is_an_outcome_and_told(self) -> None:
+        w = world()
+        w.files.durable = bug
+
+        assert (await save(w)).outcome is O.STORE_FAILED
+
+        assert (w.state(), w.table.view(S0).is_dirty) == ("resident", True)
+        assert [event.name for event in w.sink.of(TaskDied)] == ["publish a snapshot"]
+        assert w.checkpointer.names_in_flight() == set()
+        assert len(w.sink.of(CheckpointEnded)) == 1
+
+
+def bug() -> object:
+    return 1 // 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from kvproxy.checkpoint.restorer import NO_ROOM
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import Lease, Purpose, Want
+from kvproxy.slots.settling import Settling
+from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
@@ -338,6 +341,25 @@ class TestDraftModel:
         w.table.served(S0, w.table.epoch, stay(A))
         assert w.occupant() == "a" * 12
 
+    async def test_who_waits_for_a_slot_whose_client_left_meanwhile_gets_it_once_it_is_empty(self) -> None:
+        w = one_slot()
+        erased: asyncio.Future[Erased] = asyncio.get_running_loop().create_future()
+        w.server.answer("erase", erased)
+        lease = await lease_for(w, A)
+        w.table.serve(S0, w.table.epoch, stay(A))
+        emptying = asyncio.ensure_future(w.preparer.empty(lease))
+        await settle()
+        w.table.broke_off(S0, w.table.epoch, Settling(S0, was_seen=True))
+        lease.release()
+        w.clock.advance(1)
+        w.table.seen([idle(0)])
+        assert w.state() == "quarantined"
+
+        erased.set_result(Erased(1))
+        await emptying
+
+        assert (w.state(), w.changes) == ("idle", 1)
+
     @pytest.mark.parametrize("is_late", [True, False])
     async def test_it_says_so_when_that_cannot_be_done(self, is_late: bool) -> None:
         w = one_slot()
@@ -390,6 +412,43 @@ class TestRoom:
 
         assert await prepare(w) == Preparation(Outcome.COLD, Reason.RESTORE_FAILED)
         assert not any("1" in verb for verb in verbs(w))
+
+    @pytest.mark.parametrize("verb", ["save", "erase"])
+    async def test_a_server_that_has_fewer_slots_by_now_is_left_alone(self, verb: str) -> None:
+        w = World(slots=3)
+        w.keep(manifest_of(A, generation_of()))
+        w.house(1, stay(B))
+        w.house(2, stay(C))
+
+        def pass_away() -> object:
+            w.live(1)
+            return Erased(1) if verb == "erase" else Saved(1000, 5000)
+
+        w.server.answer("restore", self.FULL)
+        w.server.answer(verb, pass_away)
+
+        result = await prepare(w)
+
+        assert isinstance(result, Preparation)
+        assert result.outcome is Outcome.COLD
+        assert not any("2" in entry for entry in verbs(w))
+
+    async def test_one_that_has_them_once_the_save_is_published_is_left_alone_too(self) -> None:
+        w = World(slots=2)
+        w.keep(manifest_of(A, generation_of()))
+        w.house(1, stay(B))
+
+        def pass_away() -> FileCheck:
+            w.live(1)
+            return FileCheck()
+
+        w.server.answer("restore", self.FULL)
+        w.files.durable = pass_away
+
+        result = await prepare(w)
+
+        assert isinstance(result, Preparation)
+        assert "erase 1" not in verbs(w)
 
     async def test_if_nothing_else_takes_room_in_the_end_it_was_the_file(self) -> None:
         w = self.world(self.FULL)

@@ -537,3 +537,15 @@ class TestWindow:
         w.standing.set(window=WindowFacts(is_whole=True))
         w.keep(manifest_of(A, self.generation(), fingerprint=saved))
         assert (await self.restore(w)).outcome is O.RESTORED
+
+
+async def test_a_restore_that_dies_of_a_bug_leaves_a_slot_that_can_be_used() -> None:
+    def bug() -> object:
+        raise ValueError("a bug")
+
+    w = world(bug)
+
+    with pytest.raises(ValueError, match="a bug"):
+        await restore(w)
+
+    assert (w.state(), w.occupant(), w.table.view(S0).is_blank) == ("idle", None, False)

@@ -14,7 +14,7 @@ from kvproxy.slots.leases import Purpose, Want
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.telemetry.events import CheckpointStarted
 from kvproxy.upstream.replies import ActionFailure, Fault, Saved
-from tests.support.fakes_core import A, B, World, settle, stay
+from tests.support.fakes_core import A, B, C, World, settle, stay
 
 S0, S1 = SlotId(0), SlotId(1)
 FAILED = ActionFailure(Fault.FAILED, "HTTP 500", 500)
@@ -76,6 +76,36 @@ class TestRound:
         room.clock.advance(1)
         await room.rounds.run_once()
         assert len(room.triggers()) == 2
+
+    async def test_a_slot_that_holds_too_little_is_written_out_more_and_more_seldom(self) -> None:
+        room = Room()
+        room.house(0, stay(A))
+        room.clock.advance(30)
+        room.server.answer("save", Saved(10, 5000))
+
+        for _ in range(60):
+            await room.rounds.run_once()
+            room.clock.advance(1)
+
+        assert len(room.triggers()) == 6, "after 0, 1, 3, 7, 15 and 31 seconds"
+
+    async def test_and_as_ever_once_it_holds_something_else(self) -> None:
+        room = Room()
+        room.house(0, stay(A))
+        room.clock.advance(30)
+        room.server.answer("save", Saved(10, 5000))
+        for _ in range(20):
+            await room.rounds.run_once()
+            room.clock.advance(1)
+        tried = len(room.triggers())
+
+        room.house(0, stay(A, revision=2))
+        room.clock.advance(30)
+        for _ in range(2):
+            await room.rounds.run_once()
+            room.clock.advance(1)
+
+        assert len(room.triggers()) == tried + 2
 
     async def test_a_server_that_has_fallen_asleep_meanwhile_is_not_woken_by_a_save(self) -> None:
         room = Room()
@@ -207,6 +237,23 @@ class TestFlush:
 
     async def test_there_may_be_nothing_to_save(self) -> None:
         assert await self.flush(Room()) == Flushed()
+
+    async def test_who_comes_into_a_slot_that_was_saved_is_saved_too(self) -> None:
+        room = Room(slots=2)
+        room.house(0, stay(A))
+        room.house(1, stay(C))
+
+        def another() -> Saved:
+            """While slot 1 is saved, B takes over slot 0, as many turns old as A was."""
+            room.house(0, stay(B))
+            return Saved(1000, 5000)
+
+        room.server.answer("save", Saved(1000, 5000), another, Saved(1000, 5000))
+
+        flushed = await self.flush(room)
+
+        assert flushed == Flushed(3, 0)
+        assert not room.table.has_dirty
 
     async def test_a_save_that_fails_is_counted_and_not_tried_again(self) -> None:
         room = Room()

@@ -11,10 +11,13 @@ from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.shaper import SWITCH_REWIND_SECONDS
 from kvproxy.identifiers import Revision, SlotId
+from kvproxy.slots.leases import Purpose, Want
+from kvproxy.slots.settling import QUIET_SECONDS
 from kvproxy.snapshots.manifest import digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
+from kvproxy.upstream.facts import ServerState
 from kvproxy.upstream.replies import Obstacle, Saved, Unavailable
-from tests.support.fakes_core import FINGERPRINT, A, World, idle, processing, settle, stay
+from tests.support.fakes_core import FINGERPRINT, A, B, C, World, idle, processing, settle, stay
 
 S0 = SlotId(0)
 QUESTION = "a question that is long enough to be worth remembering where its answer began"
@@ -101,6 +104,20 @@ class TestForm:
         assert await save(w) is CheckpointOutcome.PUBLISHED
         assert evaluated(w) == []
 
+    async def test_on_a_switch_a_history_that_is_shown_in_another_way_is_saved_as_it_is(self) -> None:
+        """Hardly anything of it is in the slot, and a handful of tokens is worth no file."""
+        w = world()
+        other = PROMPT[:5] + "a history as a template shows it that moves the tools to the last question"
+        w.server.answer("render", PROMPT, f"{other}<Xyz", f"{other}<other", f"{other}<So")
+        w.server.answer("save", Saved(1000, 5000))
+
+        assert await save(w, Trigger.SWITCH) is CheckpointOutcome.PUBLISHED
+
+        assert evaluated(w) == []
+        manifest = w.store.find(A, FINGERPRINT)
+        assert manifest is not None
+        assert manifest.current.form == "plain"
+
     async def test_on_a_switch_little_time_is_taken(self) -> None:
         w = world()
         await save(w, Trigger.SWITCH)
@@ -108,18 +125,65 @@ class TestForm:
 
 
 class TestNotRewound:
-    async def test_the_slot_is_quarantined_until_it_was_seen_idle(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    """The server may still be computing in the slot, and a request pinned to it would meet that."""
+
+    @pytest.fixture(autouse=True)
+    def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kvproxy.checkpoint.shaper.CONFIRM_SECONDS", 0)
+
+    def lost(self) -> tuple[World, asyncio.Future[object]]:
+        """A world where that happens, and the second look at the slots."""
         w = world()
         looked: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         w.server.answer("complete", Unavailable(Obstacle.UNREACHABLE, "no answer within 60 s"))
         w.server.answer("slots", (processing(0), idle(1)), looked)
+        return w, looked
+
+    async def test_the_save_does_not_end_before_the_slot_was_seen_idle(self) -> None:
+        w, looked = self.lost()
+        saving = asyncio.ensure_future(save(w))
+        await settle()
+        assert (w.state(), saving.done()) == ("saving", False)
+
+        looked.set_result((idle(0), idle(1)))
+
+        assert await saving is CheckpointOutcome.REFUSED
+        assert (w.state(), w.occupant()) == ("idle", None)
+        assert "save 0" not in w.log
+
+    async def test_one_that_was_not_seen_to_run_may_come_yet_and_is_waited_for(self) -> None:
+        w = world()
+        w.server.answer("complete", Unavailable(Obstacle.UNREACHABLE, "no answer within 60 s"))
+        w.server.answer("slots", (idle(0), idle(1)))
+        saving = asyncio.ensure_future(save(w))
+        await settle()
+        assert (w.state(), saving.done()) == ("saving", False)
+
+        w.clock.advance(QUIET_SECONDS + 0.1)
+
+        assert await saving is CheckpointOutcome.REFUSED
+        assert w.state() == "idle"
+
+    async def test_whoever_is_to_have_the_slot_waits_for_that(self) -> None:
+        w, looked = self.lost()
+        lease = await w.desk.acquire(Want(Purpose.PINNED, w.session(B).key))
+        while lease.slot != S0:
+            lease = await w.desk.acquire(Want(Purpose.PINNED, w.session(C).key))
+        preparing = asyncio.ensure_future(w.preparer.prepare(lease, w.session(C)))
+        await settle()
+        assert not preparing.done()
+
+        looked.set_result((idle(0), idle(1)))
+        await preparing
+
+        assert w.state() == "idle"
+
+    async def test_a_server_that_is_away_is_not_waited_for_and_the_slot_quarantined(self) -> None:
+        w, looked = self.lost()
+        w.standing.set(state=ServerState.UNREACHABLE)
 
         assert await save(w) is CheckpointOutcome.REFUSED
         assert (w.state(), w.occupant()) == ("quarantined", None)
-        assert "save 0" not in w.log
 
         looked.set_result((idle(0), idle(1)))
         await settle()

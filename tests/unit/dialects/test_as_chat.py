@@ -225,3 +225,18 @@ def test_messages_that_are_none_have_no_chat(messages: object) -> None:
     outcome = as_chat("messages", {"messages": messages})
     assert isinstance(outcome, NoBoundary)
     assert outcome.reason is Reason.UNREADABLE
+
+
+@pytest.mark.parametrize("choice", [{"type": {}}, {"type": []}, {"type": None}, {}, "auto"])
+def test_a_tool_choice_of_no_known_type_is_none(choice: object) -> None:
+    assert "tool_choice" not in chat_of("messages", {"messages": [], "tool_choice": choice})
+
+
+def test_a_call_whose_input_is_nested_too_deeply_to_be_written_is_not_readable() -> None:
+    arguments: object = {}
+    for _ in range(300):
+        arguments = [arguments]
+    called = {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": arguments}]}
+    outcome = as_chat("messages", {"messages": [called]})
+    assert isinstance(outcome, NoBoundary)
+    assert outcome.reason is Reason.UNREADABLE

@@ -64,3 +64,21 @@ async def test_a_large_body_is_read_like_a_small_one() -> None:
 
 async def test_a_body_is_read_up_to_a_closing_nul_as_the_server_does() -> None:
     assert await parse_object(b'{"prompt":["a","b"]}\0') == {"prompt": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("label", "body"),
+    [
+        ("chat/completions", b'{"messages":[{"content":' + b"[" * 1015 + b"]" * 1015 + b"}]}"),
+        ("chat/completions", b'{"tools":' + b"[" * 1015 + b"]" * 1015 + b',"messages":[]}'),
+        ("completion", b'{"prompt":' + b"[" * 1015 + b"1" + b"]" * 1015 + b"}"),
+    ],
+)
+async def test_what_is_nested_deeper_than_can_be_looked_into_is_none(label: str, body: bytes) -> None:
+    assert await understand(body, label) is None
+
+
+async def test_a_prompt_that_cannot_be_written_again_is_understood_but_for_what_it_says() -> None:
+    reading = await understand(b'{"prompt":[1,' + b"[" * 300 + b"]" * 300 + b"]}", "completion")
+    assert reading is not None
+    assert list(reading.document) == ["prompt"]

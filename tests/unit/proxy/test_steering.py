@@ -8,7 +8,7 @@ from kvproxy.dialects.reading import Reading, read
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.proxy.recogniser import Owner
-from kvproxy.proxy.steering import Aim, Steering
+from kvproxy.proxy.steering import NOWHERE, Aim, Steering
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, LeaseDesk, Purpose, Want
 from kvproxy.slots.state import SlotState
@@ -45,7 +45,7 @@ class Prepares:
         return self.stored
 
     def is_at_risk(self, slot: SlotId) -> bool:
-        return slot in self.unsaved
+        return self.table.view(slot).id in self.unsaved
 
     def leave_cold(self, *_: object) -> Preparation:
         return NEW
@@ -254,3 +254,14 @@ async def test_where_there_is_no_other_slot_somebody_who_could_not_be_saved_has_
     aim = await room.steering.aim(alone, Owner(room.session, cast(Any, Calls(HELLO)), "model"))
     assert isinstance(aim, Aim)
     assert (aim.preparation, aim.slot, room.client.prefilled) == (NEW, None, [])
+
+
+async def test_nothing_is_asked_of_a_life_that_has_passed_and_had_more_slots() -> None:
+    room = Room()
+    lease = await room.desk.acquire(Want(Purpose.FLOATING, A))
+    room.table.begin_epoch(1)
+    room.desk.epoch_began()
+    room.table.seen([idle(0)])
+    aim = await room.steering.aim(lease, Owner(room.session, cast(Any, Calls(HELLO)), "model"))
+    assert aim == NOWHERE
+    assert (room.preparer.asked, room.recogniser.at_home) == ([], 0)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvproxy.slotfile import prefix as prefix_module
-from kvproxy.slotfile.layout import Layout, read_layout, read_token_ids
+from kvproxy.slotfile.layout import Layout, Unknown, read_layout, read_token_ids
 from kvproxy.slotfile.prefix import MOST_RUNS, Prefix, Uncut, cut_prefix
+from kvproxy.slotfile.source import Source
 from tests.unit.slotfile import samples
 from tests.unit.slotfile.samples import ALL, TOKENS, word
 
@@ -229,3 +230,22 @@ def test_a_large_file_is_cut_in_bounded_memory(is_transposed: bool, tmp_path: Pa
 
     assert isinstance(found, Prefix)
     assert peak < 16 << 20
+
+
+def test_a_file_that_is_shortened_while_it_is_read_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(samples.slot_file(TOKENS, told(list(ALL))))
+    layout_of = prefix_module.layout_of
+
+    def shortened(bytes_of: Source) -> Layout | Unknown:
+        layout = layout_of(bytes_of)
+        assert isinstance(layout, Layout)
+        os.truncate(source, 100)
+        return layout
+
+    monkeypatch.setattr(prefix_module, "layout_of", shortened)
+
+    assert cut_prefix(source, target, 2) is Uncut.NOT_WRITTEN
+    assert not target.exists()

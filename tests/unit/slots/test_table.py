@@ -355,6 +355,21 @@ class TestEmptying:
         assert not room.table.start_emptying(S0, room.epoch)
         assert not room.table.emptied(S0, room.epoch)
 
+    def test_an_erase_that_ends_after_its_request_was_dropped_and_seen_over_leaves_a_free_slot(
+        self, room: Room
+    ) -> None:
+        room.table.serve(S0, room.epoch, stay(A))
+        room.table.start_emptying(S0, room.epoch)
+        room.table.broke_off(S0, room.epoch, SEEN_RUNNING)
+        room.clock.advance(1)
+        room.table.seen([idle(0), idle(1)])
+        assert room.state() is SlotState.QUARANTINED
+
+        assert room.table.emptied(S0, room.epoch)
+
+        assert room.state() is SlotState.IDLE
+        assert room.table.view(S0).occupant is None
+
 
 class TestDraft:
     def test_a_look_tells_whether_a_draft_model_runs_ahead_and_a_new_life_forgets_it(

@@ -260,3 +260,9 @@ class TestSight:
 
     async def test_files_that_nobody_sees_show_nothing(self) -> None:
         assert await ServerOwnedFiles().at_sight([generation_of()]) == Sight()
+
+
+async def test_a_server_that_wrote_nothing_has_saved_nothing_though_we_cannot_look() -> None:
+    """Builds without a place to save to count the tokens, and write no file."""
+    check = await ServerOwnedFiles().verify_saved(new_name(OWNER), Saved(243, 0))
+    assert check.reason == "the server wrote no bytes"

@@ -381,3 +381,14 @@ async def test_a_bug_in_an_action_is_told_to_the_owner_and_to_the_one_who_waits(
     with pytest.raises(ZeroDivisionError):
         await action.fate()
     assert deaths == ["save slot 1"]
+
+
+async def test_a_question_that_cannot_be_written_is_not_put(server: RawServer, connect: Connect) -> None:
+    nested: object = []
+    for _ in range(300):  # more than the writer takes, and fewer than the reader of a client's body does
+        nested = [nested]
+    prompt = await connect().apply_template({"messages": [], "tools": nested})
+    assert prompt == Unavailable(
+        Obstacle.UNWRITABLE, "what /apply-template is asked cannot be written: Recursion limit reached"
+    )
+    assert server.requests == []
