@@ -60,6 +60,13 @@ async def test_a_management_route_is_closed_to_clients(tmp_path: Path, method: s
         assert {call.path for call in here.fake.calls} <= {"/health", "/props"}
 
 
+async def test_a_management_route_is_closed_however_the_server_lets_it_be_spelled(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, connection(here.proxy.port) as client:
+        host = f"Host: 127.0.0.1:{here.proxy.port}\r\n"
+        await client.send(f"POST /sl%u006fts/0?action=erase HTTP/1.1\r\n{host}\r\n".encode())
+        assert b" 403 " in await asyncio.wait_for(client.head(), 10)
+
+
 async def test_what_only_looks_passes(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         for path in ("/health", "/v1/models", "/props", "/slots", "/lora-adapters"):

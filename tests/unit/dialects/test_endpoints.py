@@ -77,6 +77,9 @@ def test_management_may_change_any_slot(path: str) -> None:
 def test_the_path_is_decoded_as_the_server_decodes_it() -> None:
     assert classify("POST", "/complet%69on").reach is Reach.PINNED
     assert classify("POST", "/v1%2Fchat/completions").reach is Reach.PINNED
+    assert classify("POST", "/reran%u006B").reach is Reach.EXCLUSIVE
+    assert classify("POST", "/rerank#x?y").reach is Reach.EXCLUSIVE
+    assert classify("POST", "/reran%u00256B").reach is Reach.FLOATING
     assert classify("POST", "/tokenize%2500").reach is Reach.FLOATING
     assert classify("POST", "/Tokenize").reach is Reach.FLOATING
 
