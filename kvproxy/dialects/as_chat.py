@@ -154,8 +154,8 @@ def _from_messages(document: Document) -> Document:
         tools = _objects(document["tools"], "tools")
         chat["tools"] = [_function(tool, "input_schema") for tool in tools]
     choice = document.get("tool_choice")
-    if isinstance(choice, Mapping) and choice.get("type") in _CHOICES:
-        chat["tool_choice"] = _CHOICES[choice["type"]]
+    if isinstance(choice, Mapping) and (meant := _CHOICES.get(_text(choice.get("type")))):
+        chat["tool_choice"] = meant
     return chat
 
 
@@ -198,7 +198,7 @@ def _spoken(role: str, blocks: Iterable[Item]) -> list[Message]:
         elif kind == "thinking":
             thought += _text(block.get("thinking"))
         elif kind == "tool_use":
-            arguments = orjson.dumps(block.get("input", {})).decode()
+            arguments = _json(block.get("input", {}))
             calls.append(_call(_text(block.get("id")), _text(block.get("name")), arguments))
     if not (said or calls or thought):
         return []
@@ -208,6 +208,13 @@ def _spoken(role: str, blocks: Iterable[Item]) -> list[Message]:
         | ({"tool_calls": calls} if calls else {})
         | ({"reasoning_content": thought} if thought else {})
     ]
+
+
+def _json(value: object) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:  # nested deeper than the library writes
+        raise _Unreadable(str(error)) from None
 
 
 def _result(block: Item) -> Message:

@@ -104,7 +104,12 @@ async def understand(body: bytes, label: str, content_encoding: str | None = Non
 
 def _understand(body: bytes, label: str) -> Reading | None:
     document = _parse(body)
-    return None if document is None else read(label, document)
+    if document is None:
+        return None
+    try:
+        return read(label, document)
+    except RecursionError:  # too deep to be told from others; what it asks for is known all the same
+        return read("", document)
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:

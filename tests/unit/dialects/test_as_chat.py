@@ -217,11 +217,22 @@ def test_messages_tools_and_choices_are_named_as_in_chat() -> None:
         "tool_choice": "required",
         "chat_template_kwargs": {"a": 1},
     }
-    assert "tool_choice" not in chat_of("messages", {**document, "tool_choice": {"type": "none"}})
+    for choice in ("none", None, ["any"], {"a": 1}):
+        assert "tool_choice" not in chat_of("messages", {**document, "tool_choice": {"type": choice}})
 
 
 @pytest.mark.parametrize("messages", [None, "hi", [1], [{"role": "user", "content": ["hi"]}]])
 def test_messages_that_are_none_have_no_chat(messages: object) -> None:
     outcome = as_chat("messages", {"messages": messages})
+    assert isinstance(outcome, NoBoundary)
+    assert outcome.reason is Reason.UNREADABLE
+
+
+def test_a_call_whose_arguments_are_too_deep_to_be_written_has_no_chat() -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    content = [{"type": "tool_use", "id": "i", "name": "n", "input": {"a": deep}}]
+    outcome = as_chat("messages", {"messages": [{"role": "assistant", "content": content}]})
     assert isinstance(outcome, NoBoundary)
     assert outcome.reason is Reason.UNREADABLE

@@ -64,3 +64,28 @@ async def test_a_large_body_is_read_like_a_small_one() -> None:
 
 async def test_a_body_is_read_up_to_a_closing_nul_as_the_server_does() -> None:
     assert await parse_object(b'{"prompt":["a","b"]}\0') == {"prompt": ["a", "b"]}
+
+
+def nested(levels: int, opening: bytes, closing: bytes) -> bytes:
+    return opening * levels + b"1" + closing * levels
+
+
+DEEP = {
+    "a prompt": (b'"prompt":', nested(1000, b"[", b"]"), "completion"),
+    "tools": (b'"messages":[{"role":"user"}],"tools":', nested(1000, b"[", b"]"), "chat/completions"),
+    "results": (
+        b'"messages":',
+        nested(330, b'[{"role":"user","content":', b"}]"),
+        "messages",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "label"), DEEP.values(), ids=DEEP)
+async def test_what_is_nested_too_deep_to_be_told_is_read_for_what_it_asks(
+    name: bytes, value: bytes, label: str
+) -> None:
+    reading = await understand(b"{" + name + value + b',"id_slot":0,"stream":true}', label)
+    assert reading is not None
+    assert reading.is_stream
+    assert reading.document["id_slot"] == 0
