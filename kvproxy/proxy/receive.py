@@ -113,9 +113,8 @@ def _understand(body: bytes, label: str) -> Reading | None:
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:
-    view = memoryview(body)[len(BOM) :] if body.startswith(BOM) else body
-    if body.endswith(b"\0"):  # which llama-server reads as the end of the text
-        view = bytes(view).rstrip(b"\0")
+    start, end = len(BOM) if body.startswith(BOM) else 0, body.find(0)  # llama-server takes NUL for the end
+    view = memoryview(body)[start : end if end >= 0 else None] if start or end >= 0 else body
     try:
         document = orjson.loads(view)
     except orjson.JSONDecodeError:

@@ -62,8 +62,11 @@ async def test_a_large_body_is_read_like_a_small_one() -> None:
     assert len(document["a"]) == THREAD_BYTES
 
 
-async def test_a_body_is_read_up_to_a_closing_nul_as_the_server_does() -> None:
-    assert await parse_object(b'{"prompt":["a","b"]}\0') == {"prompt": ["a", "b"]}
+@pytest.mark.parametrize("rest", [b"\0", b"\0\0", b'\0{"prompt":"c"}', b"\0\xff"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+async def test_a_body_is_read_up_to_a_nul_as_the_server_does(mark: bytes, rest: bytes) -> None:
+    assert await parse_object(mark + b'{"prompt":["a","b"]}' + rest) == {"prompt": ["a", "b"]}
+    assert await parse_object(mark + rest) is None
 
 
 def nested(levels: int, opening: bytes, closing: bytes) -> bytes:
