@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from kvproxy.boundary.turn import Asked
 from kvproxy.dialects.endpoints import Endpoint, Reach, refine
 from kvproxy.dialects.opening import opening_of
 from kvproxy.dialects.reading import Reading
@@ -54,6 +55,11 @@ class Call:
     """Whether its conversation is known by what it says, if it does not name one."""
     tenant: str = ""
     """Whose key it came with, where that tells conversations apart."""
+
+    @property
+    def asked(self) -> Asked | None:
+        """The request as its prompt is made of it, where that will be needed."""
+        return None if self.document is None else Asked(self.endpoint.label, self.document)
 
     @property
     def client(self) -> ClientId | None:
