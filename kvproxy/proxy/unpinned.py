@@ -186,7 +186,7 @@ class UnpinnedRequests:
                 if not flight.lease.is_void:
                     await self._settle(run, run.session)
         finally:
-            flight.lease.release()
+            self.p.holder.release(flight.lease)
             self.p.probe.want()
 
     def _judge(self, run: _Run, response: RelayedResponse) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvproxy.telemetry.events import SlotAcquired, SlotReleased
 from kvproxy.upstream.transport import Transport
 from tests.support.proxy import House, house
 from tests.support.talk import Answer, Talk
@@ -225,3 +226,15 @@ async def test_a_slot_action_that_is_let_through_makes_us_forget_what_the_slot_h
         await here.proxy.at_rest()
         back = await here.proxy.turn(a)
         assert back.outcome != "resident"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/rerank", "/what/ever"]
+)
+async def test_what_was_taken_for_a_request_is_told_to_be_given_back(tmp_path: Path, path: str) -> None:
+    async with house(tmp_path, slots=2) as here:
+        body = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "documents": ["a", "b"]}
+        await here.proxy.post(path, {**body, "query": "a", "max_tokens": 4})
+        await here.proxy.at_rest()
+        taken, given = (here.proxy.heard(kind) for kind in (SlotAcquired, SlotReleased))
+        assert [event.purpose for event in taken] == [event.purpose for event in given] != []
