@@ -120,6 +120,15 @@ async def test_an_error_of_the_server_passes_as_it_is_and_leaves_the_slot_as_it_
         assert (await here.proxy.turn(a)).told == ("resident", None)
 
 
+async def test_the_authority_of_an_absolute_target_is_the_host_that_was_asked_for(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, connection(here.proxy.port) as client:
+        await client.send(b"GET http://localhost:9/v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        assert b" 200 " in await asyncio.wait_for(client.head(), 10)
+        (call,) = [call for call in here.fake.calls if call.path == "/v1/models"]
+        assert call.target == "/v1/models"
+        assert call.headers["X-Forwarded-Host"] == "localhost:9"
+
+
 async def test_our_own_request_headers_do_not_reach_the_server(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         a = Talk("alpha")
