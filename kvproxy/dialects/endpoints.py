@@ -159,13 +159,16 @@ def _meant(escape: re.Match[bytes]) -> bytes:
     return bytes.fromhex(escape[2].decode())
 
 
-def refine(endpoint: Endpoint, document: Mapping[str, Any] | None) -> Reach:
-    """How far this one request reaches, given its body as JSON (None: we cannot read it, the server may)."""
+def refine(
+    endpoint: Endpoint, document: Mapping[str, Any] | None, *, may_hide_several: bool = False
+) -> Reach:
+    """How far this one request reaches, given its body as JSON (None: we cannot read it, the server may, and
+    `may_hide_several` prompts or answers in it)."""
     reach = endpoint.reach
     if reach in (Reach.NONE, Reach.EXCLUSIVE) or endpoint is _TRANSCRIPTIONS:
         return reach  # a transcription is a form, and its fields are strings: `n` is refused there
     if document is None:
-        return Reach.FLOATING
+        return Reach.EXCLUSIVE if may_hide_several else Reach.FLOATING
     return Reach.EXCLUSIVE if _wants_several(endpoint, document) else reach
 
 

@@ -12,7 +12,7 @@ from aiohttp import HttpVersion11, web
 
 from kvproxy.dialects.reading import Reading, read
 from kvproxy.errors import ErrorCode, ReplyError
-from kvproxy.proxy.rewrite import BOM
+from kvproxy.proxy.rewrite import BOM, can_splice
 
 THREAD_BYTES = 1 << 20
 """Below this parsing takes about a millisecond, less than handing it to a thread and back is worth."""
@@ -100,6 +100,19 @@ async def understand(body: bytes, label: str, content_encoding: str | None = Non
     if len(body) > THREAD_BYTES:
         return await asyncio.to_thread(_understand, body, label)
     return _understand(body, label)
+
+
+FORM = "multipart/form-data"
+DEEPEST = 1000
+"""Levels of a body that the parser reads at least; llama-server's has no limit."""
+
+
+def may_hide_several(body: bytes, content_type: str | None) -> bool:
+    """Whether a body that is not understood may be several prompts to the server, or ask for several answers.
+    It makes an object of a form, and an array of a field that comes twice."""
+    if (content_type or "").lstrip().lower().startswith(FORM):
+        return True
+    return can_splice(body) and body.count(b"[") + body.count(b"{") > DEEPEST
 
 
 def _understand(body: bytes, label: str) -> Reading | None:

@@ -148,6 +148,14 @@ def test_a_body_we_cannot_read_cannot_be_pinned() -> None:
     assert refine(classify("POST", "/rerank"), None) is Reach.EXCLUSIVE
 
 
+def test_what_may_hide_several_prompts_takes_all_slots() -> None:
+    assert refine(classify("POST", "/completion"), None, may_hide_several=True) is Reach.EXCLUSIVE
+    assert refine(classify("POST", "/completion"), {}, may_hide_several=True) is Reach.PINNED
+    assert refine(classify("POST", "/tokenize"), None, may_hide_several=True) is Reach.NONE
+    transcription = classify("POST", "/v1/audio/transcriptions")
+    assert refine(transcription, None, may_hide_several=True) is Reach.FLOATING
+
+
 def test_a_form_or_a_route_without_inference_stays_what_it_is() -> None:
     assert refine(classify("POST", "/v1/audio/transcriptions"), None) is Reach.FLOATING
     assert refine(classify("POST", "/tokenize"), {"n": 9}) is Reach.NONE
