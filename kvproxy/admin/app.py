@@ -73,7 +73,8 @@ class AdminFace:
         """`path` is `/metrics` or begins with `/kvproxy`. Raises ReplyError."""
         if path == "/metrics":
             return self._metrics(request)
-        words = [unquote(word) for word in path.split("/")[2:] if word]
+        # A client's id may be any bytes, and is known as they were read from its header.
+        words = [unquote(word, errors="surrogateescape") for word in path.split("/")[2:] if word]
         if words == ["healthz"]:
             return _json({"status": "ok"})
         if words == ["readyz"]:

@@ -17,7 +17,7 @@ from kvproxy.boundary.rewind import NotRewound, rewind
 from kvproxy.boundary.turn import Turn
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.parts import Parts
-from kvproxy.identifiers import Epoch, SlotId
+from kvproxy.identifiers import Epoch, SessionKey, SlotId
 from kvproxy.sessions.session import Session
 from kvproxy.slots.settling import Settling, look
 from kvproxy.slots.slot import Occupancy
@@ -48,6 +48,7 @@ class Shaper:
     def __init__(self, parts: Parts) -> None:
         self._p = parts
         self._server = Evidence()
+        self._turned: dict[SessionKey, Session] = {}
 
     @property
     def is_needed(self) -> bool:
@@ -62,6 +63,21 @@ class Shaper:
         seen = Observation(form, stay.tokens, reused, prompt)
         session.evidence = session.evidence.with_seen(seen)
         self._server = self._server.with_seen(seen)
+
+    def remember(self, session: Session, turn: Turn | None) -> None:
+        """The newest turn of `session`. A turn holds a whole request, so of sessions that live in no slot any
+        more none is kept."""
+        session.turn = turn if self.is_needed else None
+        if session.turn is None:
+            self._turned.pop(session.key, None)
+            return
+        self._turned[session.key] = session
+        views = self._p.table.views()
+        if len(self._turned) <= len(views):
+            return
+        present = {view.occupant for view in views}
+        for key in [key for key in self._turned if key not in present]:
+            self._turned.pop(key).turn = None
 
     async def shape(
         self, slot: SlotId, epoch: Epoch, stay: Occupancy, trigger: Trigger

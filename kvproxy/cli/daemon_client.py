@@ -14,7 +14,8 @@ from urllib.parse import quote, urlsplit
 from kvproxy.cli.settings_arguments import settings_from
 from kvproxy.errors import ErrorCode, KvproxyError, SettingsError
 from kvproxy.proxy.envelope import ERROR_HEADER
-from kvproxy.settings.address import Address, check_url
+from kvproxy.settings.address import Address, check_key, check_url
+from kvproxy.settings.model import MASK
 
 Json = dict[str, Any]
 
@@ -63,7 +64,7 @@ class DaemonClient:
         return body
 
     def _exchange(self, method: str, path: str, timeout: float) -> tuple[http.client.HTTPResponse, bytes]:
-        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}".encode()}
         connection = self._connection(timeout)
         try:
             connection.request(method, path, headers=headers)
@@ -100,7 +101,7 @@ def add_session_argument(parser: argparse.ArgumentParser) -> None:
 def client_from(args: argparse.Namespace) -> DaemonClient:
     """From flags, environment and settings file. Raises SettingsError."""
     settings = settings_from(args)
-    token = args.token or settings.admin.token
+    token = _checked_token(args.token) if args.token else settings.admin.token
     if args.url is None:
         return DaemonClient(_url_of(settings.admin.listen or settings.server.listen), token)
     try:
@@ -109,8 +110,15 @@ def client_from(args: argparse.Namespace) -> DaemonClient:
         raise SettingsError(f"--url: {args.url}: {error}") from None
 
 
+def _checked_token(token: str) -> str:
+    try:
+        return check_key(token)
+    except ValueError as error:
+        raise SettingsError(f"--token: {MASK}: {error}") from None
+
+
 def session_path(session: str, deed: str = "") -> str:
-    path = f"/kvproxy/sessions/{quote(session, safe='')}"
+    path = f"/kvproxy/sessions/{quote(session, safe='', errors='surrogateescape')}"
     return f"{path}/{deed}" if deed else path
 
 

@@ -154,9 +154,8 @@ def _from_messages(document: Document) -> Document:
         tools = _objects(document["tools"], "tools")
         chat["tools"] = [_function(tool, "input_schema") for tool in tools]
     choice = document.get("tool_choice")
-    kind = _text(choice.get("type")) if isinstance(choice, Mapping) else ""
-    if kind in _CHOICES:
-        chat["tool_choice"] = _CHOICES[kind]
+    if isinstance(choice, Mapping) and (meant := _CHOICES.get(_text(choice.get("type")))):
+        chat["tool_choice"] = meant
     return chat
 
 
@@ -199,7 +198,7 @@ def _spoken(role: str, blocks: Iterable[Item]) -> list[Message]:
         elif kind == "thinking":
             thought += _text(block.get("thinking"))
         elif kind == "tool_use":
-            arguments = _written(block.get("input", {}))
+            arguments = _json(block.get("input", {}))
             calls.append(_call(_text(block.get("id")), _text(block.get("name")), arguments))
     if not (said or calls or thought):
         return []
@@ -211,11 +210,11 @@ def _spoken(role: str, blocks: Iterable[Item]) -> list[Message]:
     ]
 
 
-def _written(value: object) -> str:
+def _json(value: object) -> str:
     try:
         return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError as error:
-        raise _Unreadable(f"the input of a call cannot be written: {error}") from None
+    except orjson.JSONEncodeError as error:  # nested deeper than the library writes
+        raise _Unreadable(str(error)) from None
 
 
 def _result(block: Item) -> Message:

@@ -51,12 +51,16 @@ _SORTED = orjson.OPT_SORT_KEYS
 
 def role_of(message: Mapping[str, Any]) -> str | None:
     """Who says it; None for what is no part of the conversation."""
-    kind, role = message.get("type"), message.get("role")
+    kind, role = kind_of(message), message.get("role")
     if kind in _REASONING:
         return None
-    if isinstance(role, str):
-        return role
-    return _ROLES.get(kind, "item") if isinstance(kind, str) else "item"
+    return role if isinstance(role, str) else _ROLES.get(kind, "item")
+
+
+def kind_of(item: Mapping[str, Any]) -> str:
+    """Its type; empty where that is no word."""
+    kind = item.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def message_bytes(message: Mapping[str, Any]) -> bytes:
@@ -93,6 +97,11 @@ def options_bytes(options: Mapping[str, Any]) -> bytes:
     return _dumps(options)
 
 
+def ids_bytes(ids: list[Any]) -> bytes:
+    """Token ids in a row, perhaps texts among them; those of a continuation begin with the same bytes."""
+    return _dumps(ids)[:-1] + b","
+
+
 def text_of(content: object) -> str:
     """The words of a message, without pictures, calls and results."""
     if isinstance(content, str):
@@ -106,7 +115,7 @@ def _texts(parts: Iterable[Any]) -> Iterable[str]:
     for part in parts:
         if isinstance(part, str):
             yield part
-        elif isinstance(part, Mapping) and part.get("type") in _TEXTS:
+        elif isinstance(part, Mapping) and kind_of(part) in _TEXTS:
             text = part.get("text")
             if isinstance(text, str):
                 yield text
@@ -125,7 +134,7 @@ def _content(content: object) -> object:
 def _part(part: object) -> object:
     if not isinstance(part, dict):
         return part
-    kind = part.get("type")
+    kind = kind_of(part)
     if kind in _TEXTS:
         return part.get("text")
     if kind in _REASONING:
@@ -153,5 +162,6 @@ def _dumps(value: object) -> bytes:
     try:
         return orjson.dumps(value, option=_SORTED)
     except (TypeError, orjson.JSONEncodeError):
-        # Half a surrogate pair, or a number of more than 64 bits: no JSON for this library, text for us.
+        # Half a surrogate pair, a number of more than 64 bits, or a nest of more than 254 levels: no JSON for
+        # this library, text for us.
         return repr(value).encode("utf-8", "surrogatepass")

@@ -1,17 +1,17 @@
 """What a request may do on the server: how far its work can reach into the slots.
 
-Read from llama-server's own route list (`server.cpp`) and handlers (`server-context.cpp`). The server
-percent-decodes the path once before it matches, and matches exactly; so do we.
+Read from llama-server's own route list (`server.cpp`) and handlers (`server-context.cpp`). The server cuts a
+target at `#` and then at `?`, percent-decodes the path once before it matches, and matches exactly; so do we.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote
 
 
 class Dialect(StrEnum):
@@ -136,7 +136,7 @@ LABELS = tuple(sorted({e.label for e in (*_POST.values(), *_GET.values(), _UNKNO
 @lru_cache(maxsize=512)
 def classify(method: str, path: str) -> Endpoint:
     """`path` as it stands in the request line; a query is ignored."""
-    route = unquote(path.partition("?")[0])
+    route = decoded(path.partition("#")[0].partition("?")[0])
     if method in _WITHOUT_INFERENCE:
         return _GET.get(route, _OTHER)
     if route.startswith("/slots/"):
@@ -144,13 +144,31 @@ def classify(method: str, path: str) -> Endpoint:
     return _POST.get(route, _UNKNOWN_POST)
 
 
-def refine(endpoint: Endpoint, document: Mapping[str, Any] | None) -> Reach:
-    """How far this one request reaches, given its body as JSON (None: we cannot read it, the server may)."""
+_ESCAPE = re.compile(rb"%(?:u([0-9a-fA-F]{4})|([0-9a-fA-F]{2}))")
+
+
+def decoded(path: str) -> str:
+    """`path` percent-decoded once, as llama-server does it: `%uXXXX` is a character there, too."""
+    raw = path.encode("utf-8", "surrogateescape")
+    return _ESCAPE.sub(_meant, raw).decode("utf-8", "replace") if b"%" in raw else path
+
+
+def _meant(escape: re.Match[bytes]) -> bytes:
+    if escape[1] is not None:
+        return chr(int(escape[1], 16)).encode("utf-8", "surrogatepass")
+    return bytes.fromhex(escape[2].decode())
+
+
+def refine(
+    endpoint: Endpoint, document: Mapping[str, Any] | None, *, may_hide_several: bool = False
+) -> Reach:
+    """How far this one request reaches, given its body as JSON (None: we cannot read it, the server may, and
+    `may_hide_several` prompts or answers in it)."""
     reach = endpoint.reach
     if reach in (Reach.NONE, Reach.EXCLUSIVE) or endpoint is _TRANSCRIPTIONS:
         return reach  # a transcription is a form, and its fields are strings: `n` is refused there
     if document is None:
-        return Reach.FLOATING
+        return Reach.EXCLUSIVE if may_hide_several else Reach.FLOATING
     return Reach.EXCLUSIVE if _wants_several(endpoint, document) else reach
 
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-import orjson
-
 from kvproxy.dialects.canonical import (
+    ids_bytes,
     message_bytes,
     options_bytes,
     role_of,
@@ -78,7 +77,7 @@ class Reading:
         own = text_of(self.document.get(shape.system)) if shape.system else ""
         leading = []
         for message in self.messages:
-            if message.get("role") not in SYSTEM_ROLES:
+            if role_of(message) not in SYSTEM_ROLES:
                 break
             leading.append(text_of(message.get("content")))
         return "\n".join(text for text in (own, *leading) if text)
@@ -95,7 +94,8 @@ class Reading:
 
 
 def read(label: str, document: Document) -> Reading:
-    """`document` is the body. Never raises: what is not of the endpoint's shape has no entries."""
+    """`document` is the body. What is not of the endpoint's shape has no entries. Raises RecursionError for
+    what is nested some hundred levels deep, and nothing else."""
     shape = SHAPES.get(label, NO_SHAPE)
     tools = document.get(shape.tools) if shape.tools else None
     model = document.get("model")
@@ -183,10 +183,7 @@ def _raw_prompt(prompt: object) -> bytes | None:
     if isinstance(prompt, list) and len(prompt) == 1:
         return _raw_prompt(prompt[0])
     if isinstance(prompt, list) and any(isinstance(entry, int) for entry in prompt):
-        try:
-            return orjson.dumps(prompt, default=repr)[:-1] + b","
-        except orjson.JSONEncodeError:  # nested deeper than can be written
-            return None
+        return ids_bytes(prompt)
     return None
 
 

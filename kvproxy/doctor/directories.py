@@ -19,14 +19,14 @@ OTHER_STATE_DIR = Change(
 
 def check_state_dir(path: Path) -> Check:
     """Usable and lockable? Creates nothing that stays but the lock file of a directory that is there."""
-    if not path.exists():
-        return _check_absent(path)
     try:
+        if not path.exists():
+            return _check_absent(path)
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"kvproxy")
             file.flush()
     except OSError as error:
-        return unusable(STATE_DIRECTORY, f"{path} cannot be written: {error.strerror}", OTHER_STATE_DIR)
+        return unusable(STATE_DIRECTORY, f"{path} cannot be used: {error.strerror}", OTHER_STATE_DIR)
     return _check_lock(path)
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
+from kvproxy.boundary.turn import Asked
 from kvproxy.dialects.endpoints import Endpoint, Reach, refine
 from kvproxy.dialects.opening import opening_of
 from kvproxy.dialects.reading import Reading
 from kvproxy.dialects.stamp import without_changes
-from kvproxy.proxy.receive import read_body, understand
+from kvproxy.proxy.receive import may_hide_several, read_body, understand
 from kvproxy.proxy.rewrite import can_splice
 from kvproxy.sessions.identity import Identity, Sources, identify, tenant_of
 from kvproxy.sessions.key import ClientId, forbids_persistence, is_declared_auxiliary, wants_bypass
@@ -54,6 +55,11 @@ class Call:
     """Whether its conversation is known by what it says, if it does not name one."""
     tenant: str = ""
     """Whose key it came with, where that tells conversations apart."""
+
+    @property
+    def asked(self) -> Asked | None:
+        """The request as its prompt is made of it, where that will be needed."""
+        return None if self.document is None else Asked(self.endpoint.label, self.document)
 
     @property
     def client(self) -> ClientId | None:
@@ -123,12 +129,13 @@ async def receive(
         if still is not body:
             body, reading = still, await understand(still, endpoint.label)
     document = None if reading is None else reading.document
+    hides = document is None and may_hide_several(body, headers.get("Content-Type"))
     is_bypass, is_auxiliary = wants_bypass(headers), is_declared_auxiliary(headers)
     # The client wants nothing reused; then nothing of it is worth keeping as a session's either.
     forbids_cache = document is not None and document.get("cache_prompt") is False
     call = Call(
         endpoint,
-        refine(endpoint, document),
+        refine(endpoint, document, may_hide_several=hides),
         body,
         identify(headers, document, terms.sources),
         is_bypass,

@@ -72,6 +72,8 @@ class Exchange:
             raise
         finally:
             vigil.end()
+            if vigil.session is not None:
+                vigil.session.answered(call.document)
 
     async def pass_by(self, request: web.BaseRequest) -> web.StreamResponse:
         """A request that runs no inference: body and answer stream through."""

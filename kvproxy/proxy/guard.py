@@ -1,8 +1,8 @@
 """Who may be asked for, and which doors stay shut: pure checks made before anything else.
 
-The server matches routes on the percent-decoded path, so `/sl%6fts/0`, `/slots%2f0`, `/slots/0%00` and
-`/slots/0/` all reach a slot action. A path is therefore judged in the plainest form that any server on the
-way could give it.
+The server matches routes on the percent-decoded path, so `/sl%6fts/0`, `/sl%u006fts/0`, `/slots%2f0`,
+`/slots/0%00` and `/slots/0/` all reach a slot action. A path is therefore judged in the plainest form that
+any server on the way could give it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import NamedTuple
-from urllib.parse import unquote
+
+from kvproxy.dialects.endpoints import decoded
 
 _ABSOLUTE = re.compile(r"^[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 _HOST = re.compile(r"^(\[[0-9a-f:.%]+\]|[^\[\]:/@\s]+)(?::(\d{1,5}))?$", re.IGNORECASE)
@@ -95,10 +96,10 @@ def _plainest(path: str) -> str:
     """Decoded until nothing changes, without query, parameters, NUL, dot segments or empty segments."""
     path = re.split(r"[?#]", path, maxsplit=1)[0]
     for _ in range(_DECODE_ROUNDS):
-        decoded = unquote(path, errors="replace")
-        if decoded == path:
+        plainer = decoded(path)
+        if plainer == path:
             break
-        path = decoded
+        path = plainer
     path = re.split(r"[\0?#]", path.replace("\\", "/"), maxsplit=1)[0]
     segments: list[str] = []
     for segment in (s.partition(";")[0].strip() for s in path.lower().split("/")):

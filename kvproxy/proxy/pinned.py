@@ -200,7 +200,7 @@ class PinnedRequests:
         if changed is None:
             return None
         if run.session is not None:
-            learn(self.shaper, run.session, run.before, changed, usage)
+            learn(self.shaper, run.session, run.visit.call.asked, run.before, changed, usage)
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
 
     async def _mend(self, run: _Run, said: bytes) -> bool:

@@ -12,7 +12,7 @@ from aiohttp import HttpVersion11, web
 
 from kvproxy.dialects.reading import Reading, read
 from kvproxy.errors import ErrorCode, ReplyError
-from kvproxy.proxy.rewrite import BOM
+from kvproxy.proxy.rewrite import BOM, can_splice
 
 THREAD_BYTES = 1 << 20
 """Below this parsing takes about a millisecond, less than handing it to a thread and back is worth."""
@@ -102,18 +102,32 @@ async def understand(body: bytes, label: str, content_encoding: str | None = Non
     return _understand(body, label)
 
 
+FORM = "multipart/form-data"
+DEEPEST = 1000
+"""Levels of a body that the parser reads at least; llama-server's has no limit."""
+
+
+def may_hide_several(body: bytes, content_type: str | None) -> bool:
+    """Whether a body that is not understood may be several prompts to the server, or ask for several answers.
+    It makes an object of a form, and an array of a field that comes twice."""
+    if (content_type or "").lstrip().lower().startswith(FORM):
+        return True
+    return can_splice(body) and body.count(b"[") + body.count(b"{") > DEEPEST
+
+
 def _understand(body: bytes, label: str) -> Reading | None:
     document = _parse(body)
-    try:
-        return None if document is None else read(label, document)
-    except RecursionError:  # the parser goes deeper than what looks into the document
+    if document is None:
         return None
+    try:
+        return read(label, document)
+    except RecursionError:  # too deep to be told from others; what it asks for is known all the same
+        return read("", document)
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:
-    view = memoryview(body)[len(BOM) :] if body.startswith(BOM) else body
-    if body.endswith(b"\0"):  # which llama-server reads as the end of the text
-        view = bytes(view).rstrip(b"\0")
+    start, end = len(BOM) if body.startswith(BOM) else 0, body.find(0)  # llama-server takes NUL for the end
+    view = memoryview(body)[start : end if end >= 0 else None] if start or end >= 0 else body
     try:
         document = orjson.loads(view)
     except orjson.JSONDecodeError:

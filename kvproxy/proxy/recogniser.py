@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from kvproxy.boundary.turn import Asked as AskedOf
 from kvproxy.identifiers import ServerName, SessionKey, short
 from kvproxy.proxy.call import Call
 from kvproxy.sessions.branches import Branch, Branches, KeyOf, Match, Where
@@ -107,6 +106,7 @@ class Recogniser:
         self._began(call, branch, Cause.FORKED)
         session = self._session(call, owner.model, branch.key, branch.name, branch.parent)
         session.may_persist = branch.may_persist
+        session.asked = None  # nothing can be restored for it
         return session
 
     # -- inside --------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Recogniser:
         session.branch, session.parent = branch, parent
         session.may_persist = session.may_persist and call.may_persist
         session.opening = call.opening
-        session.asked = None if call.document is None else AskedOf(call.endpoint.label, call.document)
+        session.asked = call.asked
         return session
 
     def _began(self, call: Call, branch: Branch, cause: Cause | None) -> None:

@@ -14,7 +14,7 @@ BOM = b"\xef\xbb\xbf"
 
 _SPACE = b" \t\n\r"
 _WINDOW = 4096
-"""More white space than this around a brace is no client's body, and scanning it would cost time."""
+"""White space is looked through so many bytes at a time: nearly always there is none, or a little."""
 
 
 def can_splice(body: bytes) -> bool:
@@ -38,11 +38,15 @@ def splice(body: bytes, slot: SlotId, *, cache_prompt: bool = True) -> bytes | N
 
 
 def _seam(body: bytes) -> tuple[int, bool] | None:
-    """Where the object's final brace is, and whether the object is empty."""
-    if len(body) > 2 and body[0] == _OPEN and body[-1] == _CLOSE and body[-2] not in _LOOKED_INTO:
-        return len(body) - 1, False
+    """Where the object's final brace is, and whether the object is empty. The server takes a NUL for the end
+    of the text: what stands behind one is no part of the object."""
+    length = body.find(0)
+    if length < 0:
+        length = len(body)
+        if length > 2 and body[0] == _OPEN and body[-1] == _CLOSE and body[-2] not in _LOOKED_INTO:
+            return length - 1, False
     start = _first(body, len(BOM) if body.startswith(BOM) else 0)
-    end = _last(body, len(body))
+    end = _last(body, length)
     if not start < end or body[start] != _OPEN or body[end] != _CLOSE:
         return None
     before = _last(body, end)
@@ -58,13 +62,19 @@ _CACHE = b',"cache_prompt":true'
 
 
 def _first(body: bytes, start: int) -> int:
-    """Index of the first byte from `start` that is not white space; past the end if there is none near."""
-    head = body[start : start + _WINDOW].lstrip(_SPACE)
-    return min(start + _WINDOW, len(body)) - len(head) if head else len(body)
+    """Index of the first byte from `start` that is not white space; past the end if there is none."""
+    for begin in range(start, len(body), _WINDOW):
+        head = body[begin : begin + _WINDOW].lstrip(_SPACE)
+        if head:
+            return min(begin + _WINDOW, len(body)) - len(head)
+    return len(body)
 
 
 def _last(body: bytes, end: int) -> int:
-    """Index of the last byte before `end` that is not white space; -1 if there is none near."""
-    begin = max(0, end - _WINDOW)
-    tail = body[begin:end].rstrip(_SPACE)
-    return begin + len(tail) - 1 if tail else -1
+    """Index of the last byte before `end` that is not white space; -1 if there is none."""
+    for stop in range(end, 0, -_WINDOW):
+        begin = max(0, stop - _WINDOW)
+        tail = body[begin:stop].rstrip(_SPACE)
+        if tail:
+            return begin + len(tail) - 1
+    return -1

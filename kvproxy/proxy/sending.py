@@ -11,6 +11,7 @@ from aiohttp import web
 from kvproxy.dialects.patience import failure_of_answer
 from kvproxy.errors import UpstreamError
 from kvproxy.proxy.account import WRITE_STALL
+from kvproxy.proxy.guard import origin_form
 from kvproxy.proxy.headers import upstream_headers
 from kvproxy.proxy.receive import stream_body
 from kvproxy.proxy.relay import Ending, RelayedResponse, relay
@@ -127,7 +128,7 @@ class Sender:
             request.raw_headers,
             peer=request.remote,
             scheme=request.scheme,
-            host=request.headers.get("Host"),
+            host=origin_form(request.raw_path).authority or request.headers.get("Host"),
             api_key=self.api_key,
         )
 

@@ -24,6 +24,8 @@ HEADER_BYTES = 16 << 10
 HEADER_COUNT = 128
 IDLE_SECONDS = 75.0
 """A client's pooled connection outlives the usual 60 s of load balancers and SDKs, so they close first."""
+HEAD_SECONDS = 60.0
+"""As long as the usual proxies wait for the first request of a connection; aiohttp would wait for ever."""
 LINGER_SECONDS = 5.0
 SHUTDOWN_SECONDS = 0.05
 """After the drain, which is ours and comes before, nothing is worth waiting for. aiohttp spends it twice,
@@ -63,6 +65,8 @@ def _well_formed(handler: Handler) -> Handler:
     """`handler`, spared of what the parser lets through but no server behind us should see."""
 
     async def checked(request: web.BaseRequest) -> web.StreamResponse:
+        if isinstance(request.protocol, _RequestHandler):
+            request.protocol.has_asked()
         if request.method == "CONNECT":
             return _refusal(request, HTTPStatus.METHOD_NOT_ALLOWED)
         if request.version not in (HttpVersion10, HttpVersion11):
@@ -110,12 +114,26 @@ class _Server(web.Server):
 
 
 class _RequestHandler(web.RequestHandler):
+    _silence: asyncio.TimerHandle | None = None
+    """Ends a connection on which nothing is asked."""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """uvloop keeps what is written until the end of the loop's turn, unless it is over the high water:
         without this the last byte of each answer would wait for all that we do after it."""
         super().connection_made(transport)
         if isinstance(transport, asyncio.WriteTransport):
             transport.set_write_buffer_limits(high=0)
+            self._silence = asyncio.get_running_loop().call_later(HEAD_SECONDS, transport.close)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.has_asked()
+        super().connection_lost(exc)
+
+    def has_asked(self) -> None:
+        """A request came: from here on the connection may rest between two of them."""
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
 
     def handle_error(
         self,

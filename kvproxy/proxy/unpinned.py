@@ -201,7 +201,7 @@ class UnpinnedRequests:
                 if not flight.lease.is_void:
                     await self._settle(run, run.session)
         finally:
-            flight.lease.release()
+            self.p.holder.release(flight.lease)
             self.p.probe.want()
 
     def _judge(self, run: _Run, response: RelayedResponse) -> None:
@@ -232,7 +232,7 @@ class UnpinnedRequests:
             return
         usage = run.visit.account.usage
         met = stay if flight.taken == (flight.expected,) else None
-        learn(self.p.shaper, session, met, left, usage)
+        learn(self.p.shaper, session, run.visit.call.asked, met, left, usage)
         await self._save(view.id, flight, left, ends_exchange=usage.finish_reason != "tool_calls")
 
     async def _save(self, slot: SlotId, flight: Flight, left: Occupancy, *, ends_exchange: bool) -> None:

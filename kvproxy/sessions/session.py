@@ -52,15 +52,21 @@ class Session:
     opening: bytes | None = None
     """A digest of how its newest request opened; None if short or unknown."""
     asked: Asked | None = None
-    """Its newest request, where the server's memory cannot roll back."""
+    """Its newest request, until that was answered, where what to restore for it depends on what it says."""
     turn: Turn | None = None
-    """Its last turn that was answered, where the server's memory cannot roll back."""
+    """Its last turn that was answered, while it lives in a slot, where the server's memory cannot roll
+    back."""
     evidence: Evidence = field(default_factory=Evidence)
     """What its requests have shown of how the client sends replies back."""
     measure: Measure | None = None
     """Of its newest request that was answered."""
     preparation: Preparation | None = None
     verdict: Verdict = Verdict.UNKNOWN
+
+    def answered(self, document: object) -> None:
+        """The request of that document is over: it is held no longer. A newer one may wait."""
+        if self.asked is not None and self.asked.document is document:
+            self.asked = None
 
 
 def state_of(view: SlotView | None, *, has_valid: bool, has_invalid: bool) -> SessionState:

@@ -1,4 +1,4 @@
-"""Host and port to listen on, and the address of an upstream, as an operator writes them."""
+"""Host and port to listen on, the address of an upstream and the keys of both, as an operator writes them."""
 
 from __future__ import annotations
 
@@ -69,4 +69,25 @@ def _fault_of(parts: SplitResult) -> str:
         return "should have no path"
     if parts.query or parts.fragment:
         return "should have no query and no fragment"
-    return ""
+    return "" if _may_be_looked_up(parts.hostname) else "names a host that cannot exist"
+
+
+def _may_be_looked_up(host: str) -> bool:
+    """Whether every part of the name has a length that names may have; the resolver raises on others."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def check_key(key: str) -> str:
+    """A key that can be sent as a bearer token. Raises ValueError with the reason, which tells nothing of the
+    key."""
+    if not key.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in key):
+        raise ValueError("is not UTF-8 text")
+    if key != key.strip():
+        raise ValueError("should not begin or end with white space or a line break")
+    if any(ord(c) < 0x20 or ord(c) == 0x7F for c in key):
+        raise ValueError("should hold no line break and no control character")
+    return key

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from kvproxy.sessions.sources import BODY_FIELDS, HEADERS, NOT_IDENTITY
-from kvproxy.settings.address import Address, check_url, parse_address
+from kvproxy.settings.address import Address, check_key, check_url, parse_address
 
 MASK = "***"
 SECRETS = frozenset({"api_key", "api_keys", "token"})
@@ -57,7 +57,12 @@ def _host_name(host: str) -> str:
 
 
 def _path(value: object) -> object:
-    return Path(value).expanduser().absolute() if isinstance(value, str) and value else value
+    if not isinstance(value, str) or not value:
+        return value
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("begins with a home directory that is not known") from None
 
 
 T = TypeVar("T")
@@ -71,6 +76,7 @@ HeaderName = Annotated[str, AfterValidator(_header_name)]
 FieldPath = Annotated[str, AfterValidator(_field_path)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 Text = Annotated[str, Field(min_length=1)]
+Key = Annotated[Text, AfterValidator(check_key)]
 SlotNumber = Annotated[int, Field(ge=0, le=9999)]
 
 
@@ -108,7 +114,7 @@ class UpstreamSettings(Section):
         "main", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Name in logs, metrics and session keys."
     )
     url: Url = Field("http://127.0.0.1:8080", description="Scheme, host and port of the llama-server.")
-    api_key: Text | None = Field(
+    api_key: Key | None = Field(
         None, repr=False, description="Sent upstream as a bearer token in place of the client's; never shown."
     )
     models: Listed[Text] = Field(("*",), min_length=1, description="Request models that are routed here.")
@@ -287,7 +293,7 @@ class RetentionSettings(Section):
 class SecuritySettings(Section):
     """Who may ask, and for what."""
 
-    api_keys: Listed[Text] = Field(
+    api_keys: Listed[Key] = Field(
         (), repr=False, description="Keys of which a client must present one; never shown."
     )
     allowed_hosts: Listed[HostName] = Field(
@@ -303,7 +309,7 @@ class AdminSettings(Section):
     """The operator's face."""
 
     listen: Listen | None = Field(None, description="A listener of its own; null shares the main one.")
-    token: Text | None = Field(
+    token: Key | None = Field(
         None,
         repr=False,
         description="Bearer token; without one only loopback clients are answered. Never shown.",

@@ -282,6 +282,8 @@ class LlamaServer:
             return Unavailable(Obstacle.UNREACHABLE, f"no answer within {timeout:.3g} s")
         except OSError as error:
             return Unavailable(Obstacle.UNREACHABLE, _told(error))
+        except orjson.JSONEncodeError as error:  # a client's document, nested deeper than the library writes
+            return Unavailable(Obstacle.NOT_LLAMA_SERVER, f"{target} cannot be asked: {error}")
         return reply if reply.status == 200 else _refused(target, reply)
 
 

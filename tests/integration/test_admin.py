@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from kvproxy.admin.app import _is_loopback
+from kvproxy.cli.daemon_client import session_path
 from kvproxy.telemetry.events import CheckpointEnded, SnapshotInvalidated
 from tests.fakes.faults import Failure
 from tests.support.proxy import House, house
+from tests.support.raw import connection
 from tests.support.talk import Talk
 
 FAMILIES = """
@@ -76,6 +80,20 @@ async def test_the_snapshots_are_listed_as_they_lie_on_the_disk(tmp_path: Path) 
         assert len(generation["sha256"]) == 64
         totals = (await here.proxy.status())["snapshots"]
         assert (totals["known"], totals["valid"], totals["bytes"]) == (1, 1, path.stat().st_size)
+
+
+async def test_a_session_is_found_by_an_id_of_any_bytes(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, connection(here.proxy.port) as client:
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}).encode()
+        await client.send(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Session-Id: caf\xe9/1\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        assert b" 200 " in await asyncio.wait_for(client.head(), 10)
+        path = session_path(b"caf\xe9/1".decode("utf-8", "surrogateescape"))
+        async with here.proxy.client.get(URL(path, encoded=True)) as answer:
+            assert answer.status == 200
+            assert len((await answer.json())["sessions"]) == 1
 
 
 async def test_a_save_on_demand_publishes_and_says_what(tmp_path: Path) -> None:

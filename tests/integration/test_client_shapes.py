@@ -301,3 +301,25 @@ async def test_where_nothing_can_be_saved_a_request_without_an_id_is_left_to_the
 
 def sessions_of(here: House) -> int:
     return len(here.proxy.runtime.registry)
+
+
+# Bodies that no client of ours should send: what is wrong with them is the server's to say
+
+
+ODD_BODIES: dict[str, dict[str, Any]] = {
+    "a part whose type is a list": {"messages": [user([{"type": ["text"], "text": "hi"}])]},
+    "a role that is an object": {"messages": [{"role": {"a": 1}, "content": "hi"}]},
+    "an item whose type is an object": {"messages": [{"type": {"a": 1}, "role": "user", "content": "hi"}]},
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES)
+async def test_a_body_of_odd_values_reaches_the_server(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with house(tmp_path) as here:
+        sent = {**body, "input": body["messages"], "max_tokens": 1}
+        await here.proxy.post(path, sent, **{"X-Session-Id": "a"})
+        assert [call.path for call in here.fake.calls].count(path) == 1
+        await here.proxy.at_rest()

@@ -60,6 +60,13 @@ async def test_a_management_route_is_closed_to_clients(tmp_path: Path, method: s
         assert {call.path for call in here.fake.calls} <= {"/health", "/props"}
 
 
+async def test_a_management_route_is_closed_however_the_server_lets_it_be_spelled(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, connection(here.proxy.port) as client:
+        host = f"Host: 127.0.0.1:{here.proxy.port}\r\n"
+        await client.send(f"POST /sl%u006fts/0?action=erase HTTP/1.1\r\n{host}\r\n".encode())
+        assert b" 403 " in await asyncio.wait_for(client.head(), 10)
+
+
 async def test_what_only_looks_passes(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         for path in ("/health", "/v1/models", "/props", "/slots", "/lora-adapters"):
@@ -111,6 +118,15 @@ async def test_an_error_of_the_server_passes_as_it_is_and_leaves_the_slot_as_it_
         assert (answer.status, answer.code) == (400, None)
         assert answer.body["error"]["type"] == "exceed_context_size_error"
         assert (await here.proxy.turn(a)).told == ("resident", None)
+
+
+async def test_the_authority_of_an_absolute_target_is_the_host_that_was_asked_for(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, connection(here.proxy.port) as client:
+        await client.send(b"GET http://localhost:9/v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        assert b" 200 " in await asyncio.wait_for(client.head(), 10)
+        (call,) = [call for call in here.fake.calls if call.path == "/v1/models"]
+        assert call.target == "/v1/models"
+        assert call.headers["X-Forwarded-Host"] == "localhost:9"
 
 
 async def test_our_own_request_headers_do_not_reach_the_server(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,31 @@ async def test_a_conversation_that_names_a_slot_keeps_its_own(tmp_path: Path) ->
         talk = Talk("alpha")
         slots = [(await here.proxy.turn(talk, id_slot=named)).slot for named in (0, 1, 7, -1)]
         assert len(set(slots)) == 1
+
+
+LIKE_NO_CLIENTS = {
+    "behind white space": (b'{"id_slot":0,"prompt":"' + b"x" * 2000 + b'"' + b" " * 5000 + b"}", b""),
+    "before a nul": (b'{"id_slot":0,"prompt":"' + b"x" * 2000 + b'"}', b'\0{"a":1}'),
+    "without telling": (b'{"id_slot":0,"prompt":"x"' + b" " * 5000 + b"}", b"\0"),
+    "in the dark": (b'{"id_slot":0,"prompt":' + b"[" * 1100 + b"]" * 1100 + b" " * 5000 + b"}", b"\0}"),
+}
+"""Bodies of which the server reads the first part alone."""
+
+
+@pytest.mark.parametrize(("read", "unread"), LIKE_NO_CLIENTS.values(), ids=LIKE_NO_CLIENTS)
+async def test_nobody_gets_the_slot_of_a_conversation_by_the_form_of_a_body(
+    tmp_path: Path, read: bytes, unread: bytes
+) -> None:
+    async with house(tmp_path, slots=3) as here:
+        await lives_in(here, 0)
+        here.forget_calls()
+        async with here.proxy.client.post("/completion", data=read + unread) as answer:
+            await answer.read()
+        await here.proxy.at_rest()
+        (call,) = [call for call in here.fake.calls if call.path == "/completion"]
+        assert call.body.endswith(unread)
+        named = re.findall(rb'"id_slot":(-?\d+)', call.body[: len(call.body) - len(unread)])
+        assert named[-1] != b"0"
 
 
 async def test_a_request_that_wants_nothing_reused_takes_nothing_from_its_conversation(

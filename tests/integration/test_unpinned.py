@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvproxy.telemetry.events import SlotAcquired, SlotReleased
 from kvproxy.upstream.transport import Transport
 from tests.support.proxy import House, house
 from tests.support.talk import Answer, Talk
@@ -225,3 +226,36 @@ async def test_a_slot_action_that_is_let_through_makes_us_forget_what_the_slot_h
         await here.proxy.at_rest()
         back = await here.proxy.turn(a)
         assert back.outcome != "resident"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/rerank", "/what/ever"]
+)
+async def test_what_was_taken_for_a_request_is_told_to_be_given_back(tmp_path: Path, path: str) -> None:
+    async with house(tmp_path, slots=2) as here:
+        body = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "documents": ["a", "b"]}
+        await here.proxy.post(path, {**body, "query": "a", "max_tokens": 4})
+        await here.proxy.at_rest()
+        taken, given = (here.proxy.heard(kind) for kind in (SlotAcquired, SlotReleased))
+        assert [event.purpose for event in taken] == [event.purpose for event in given] != []
+
+
+FORM = b"".join(
+    b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n%b\r\n' % text for text in (b"a", b"b")
+)
+HIDING: dict[str, tuple[bytes, str]] = {
+    "a form": (FORM + b"--x--\r\n", "multipart/form-data; boundary=x"),
+    "a depth": (b'{"prompt":"a","n_cmpl":2,"x":' + b"[" * 1100 + b"]" * 1100 + b"}", "application/json"),
+}
+
+
+@pytest.mark.parametrize(("body", "kind"), HIDING.values(), ids=HIDING)
+@pytest.mark.parametrize("path", ["/completion", "/v1/embeddings"])
+async def test_what_may_hide_several_prompts_has_all_slots_to_its_end(
+    tmp_path: Path, path: str, body: bytes, kind: str
+) -> None:
+    async with house(tmp_path, slots=2) as here:
+        await here.proxy.post(path, body, **{"Content-Type": kind})
+        await here.proxy.post(path, b"{", **{"Content-Type": "application/json"})
+        await here.proxy.at_rest()
+        assert [event.purpose for event in here.proxy.heard(SlotAcquired)] == ["exclusive", "floating"]

@@ -54,6 +54,25 @@ def test_flags_beat_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert client("--token", "flag").token == "flag"
 
 
+def test_a_token_that_cannot_be_sent_is_wrong_usage_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--token", "sec\nret"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("kvproxy status: --token: ***: should hold no line break")
+    assert "ret" not in told.replace("secret", "")
+
+
+def test_a_token_goes_out_in_the_bytes_in_which_the_daemon_knows_it(daemon: Daemon) -> None:
+    daemon.gives("GET", "/kvproxy/slots", {})
+    DaemonClient(daemon.url, "geheim-\u00e4-\u65e5").get("/kvproxy/slots")
+    (_, _, sent) = daemon.asked[-1]
+    assert sent is not None
+    assert sent.encode("latin-1") == "Bearer geheim-\u00e4-\u65e5".encode()
+
+
+def test_an_id_of_any_bytes_can_be_named() -> None:
+    assert session_path(b"a\xff/b".decode("utf-8", "surrogateescape")) == "/kvproxy/sessions/a%FF%2Fb"
+
+
 def test_an_address_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match="--url: nonsense"):
         client("--url", "nonsense")

@@ -217,7 +217,8 @@ def test_messages_tools_and_choices_are_named_as_in_chat() -> None:
         "tool_choice": "required",
         "chat_template_kwargs": {"a": 1},
     }
-    assert "tool_choice" not in chat_of("messages", {**document, "tool_choice": {"type": "none"}})
+    for choice in ("none", None, ["any"], {"a": 1}):
+        assert "tool_choice" not in chat_of("messages", {**document, "tool_choice": {"type": choice}})
 
 
 @pytest.mark.parametrize("messages", [None, "hi", [1], [{"role": "user", "content": ["hi"]}]])
@@ -232,11 +233,11 @@ def test_a_tool_choice_of_no_known_type_is_none(choice: object) -> None:
     assert "tool_choice" not in chat_of("messages", {"messages": [], "tool_choice": choice})
 
 
-def test_a_call_whose_input_is_nested_too_deeply_to_be_written_is_not_readable() -> None:
-    arguments: object = {}
+def test_a_call_whose_arguments_are_too_deep_to_be_written_has_no_chat() -> None:
+    deep: Any = 1
     for _ in range(300):
-        arguments = [arguments]
-    called = {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": arguments}]}
-    outcome = as_chat("messages", {"messages": [called]})
+        deep = [deep]
+    content = [{"type": "tool_use", "id": "i", "name": "n", "input": {"a": deep}}]
+    outcome = as_chat("messages", {"messages": [{"role": "assistant", "content": content}]})
     assert isinstance(outcome, NoBoundary)
     assert outcome.reason is Reason.UNREADABLE

@@ -77,6 +77,9 @@ def test_management_may_change_any_slot(path: str) -> None:
 def test_the_path_is_decoded_as_the_server_decodes_it() -> None:
     assert classify("POST", "/complet%69on").reach is Reach.PINNED
     assert classify("POST", "/v1%2Fchat/completions").reach is Reach.PINNED
+    assert classify("POST", "/reran%u006B").reach is Reach.EXCLUSIVE
+    assert classify("POST", "/rerank#x?y").reach is Reach.EXCLUSIVE
+    assert classify("POST", "/reran%u00256B").reach is Reach.FLOATING
     assert classify("POST", "/tokenize%2500").reach is Reach.FLOATING
     assert classify("POST", "/Tokenize").reach is Reach.FLOATING
 
@@ -143,6 +146,14 @@ def test_a_body_we_cannot_read_cannot_be_pinned() -> None:
     assert refine(classify("POST", "/completion"), None) is Reach.FLOATING
     assert refine(classify("POST", "/v1/messages"), None) is Reach.FLOATING
     assert refine(classify("POST", "/rerank"), None) is Reach.EXCLUSIVE
+
+
+def test_what_may_hide_several_prompts_takes_all_slots() -> None:
+    assert refine(classify("POST", "/completion"), None, may_hide_several=True) is Reach.EXCLUSIVE
+    assert refine(classify("POST", "/completion"), {}, may_hide_several=True) is Reach.PINNED
+    assert refine(classify("POST", "/tokenize"), None, may_hide_several=True) is Reach.NONE
+    transcription = classify("POST", "/v1/audio/transcriptions")
+    assert refine(transcription, None, may_hide_several=True) is Reach.FLOATING
 
 
 def test_a_form_or_a_route_without_inference_stays_what_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -133,3 +134,61 @@ def test_the_words_of_the_user_and_of_the_system_are_at_hand() -> None:
 def test_the_texts_do_not_show_where_a_reading_is_printed() -> None:
     assert "helper" not in repr(chat(HEAD, *TURNS))
     assert STATIC not in repr(read("completion", {"prompt": STATIC}))
+
+
+WHOLE: dict[str, Any] = {
+    "model": "m",
+    "stream": True,
+    "max_tokens": 5,
+    "prompt": ["p"],
+    "instructions": "s",
+    "system": [{"type": "text", "text": "s"}],
+    "tools": [{"type": "function", "function": {"name": "ls"}}],
+    "reasoning": {"effort": "low"},
+    "messages": [
+        HEAD,
+        {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image", "source": {}}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "t"}, {"type": "tool_use", "input": {}}],
+            "tool_calls": [{"id": "1", "type": "function", "function": {"arguments": "{}"}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "r"}]}]},
+    ],
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "content": []},
+        {"type": "function_call", "arguments": "{}"},
+    ],
+}
+ODD = (None, True, 5, "x", ["x"], {"a": 1}, [["x"]], [{"type": ["x"], "role": {"a": 1}}])
+
+
+def places(value: Any) -> list[tuple[Any, ...]]:
+    """The path of every value in it."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [path for key in keys for path in [(key,), *((key, *inner) for inner in places(value[key]))]]
+
+
+@pytest.mark.parametrize("label", ["chat/completions", "responses", "messages", "completion", "infill"])
+def test_a_value_of_any_kind_in_any_place_is_read_without_complaint(label: str) -> None:
+    for *way, last in places(WHOLE):
+        for odd in ODD:
+            document = copy.deepcopy(WHOLE)
+            inner = document
+            for key in way:
+                inner = inner[key]
+            inner[last] = odd
+            reading = read(label, document)
+            texts = (reading.system_text, reading.first_user_text, *reading.user_texts)
+            assert all(isinstance(text, str) for text in texts)
+            assert len(reading.roles) == len(reading.digests) == len(reading.sizes)
+
+
+def test_token_ids_beside_anything_are_a_prompt() -> None:
+    deep: Any = [1]
+    for _ in range(300):
+        deep = [deep]
+    assert (
+        read("completion", {"prompt": [1, 2, deep]}).prompt != read("completion", {"prompt": [1, 2]}).prompt
+    )

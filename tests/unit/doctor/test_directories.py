@@ -37,6 +37,13 @@ def test_a_file_in_its_place_is_unusable(tmp_path: Path) -> None:
         assert (check.result, check.changes) == (Result.UNUSABLE, (OTHER_STATE_DIR,))
 
 
+def test_a_path_that_cannot_even_be_looked_at_is_unusable(tmp_path: Path) -> None:
+    for path in (tmp_path / ("a" * 300), tmp_path / ("a" * 300) / "below"):
+        check = check_state_dir(path)
+        assert (check.result, check.changes) == (Result.UNUSABLE, (OTHER_STATE_DIR,))
+        assert "too long" in check.detail
+
+
 def test_a_directory_that_cannot_be_locked_is_unusable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,23 +62,33 @@ async def test_a_large_body_is_read_like_a_small_one() -> None:
     assert len(document["a"]) == THREAD_BYTES
 
 
-async def test_a_body_is_read_up_to_a_closing_nul_as_the_server_does() -> None:
-    assert await parse_object(b'{"prompt":["a","b"]}\0') == {"prompt": ["a", "b"]}
+@pytest.mark.parametrize("rest", [b"\0", b"\0\0", b'\0{"prompt":"c"}', b"\0\xff"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+async def test_a_body_is_read_up_to_a_nul_as_the_server_does(mark: bytes, rest: bytes) -> None:
+    assert await parse_object(mark + b'{"prompt":["a","b"]}' + rest) == {"prompt": ["a", "b"]}
+    assert await parse_object(mark + rest) is None
 
 
-@pytest.mark.parametrize(
-    ("label", "body"),
-    [
-        ("chat/completions", b'{"messages":[{"content":' + b"[" * 1015 + b"]" * 1015 + b"}]}"),
-        ("chat/completions", b'{"tools":' + b"[" * 1015 + b"]" * 1015 + b',"messages":[]}'),
-        ("completion", b'{"prompt":' + b"[" * 1015 + b"1" + b"]" * 1015 + b"}"),
-    ],
-)
-async def test_what_is_nested_deeper_than_can_be_looked_into_is_none(label: str, body: bytes) -> None:
-    assert await understand(body, label) is None
+def nested(levels: int, opening: bytes, closing: bytes) -> bytes:
+    return opening * levels + b"1" + closing * levels
 
 
-async def test_a_prompt_that_cannot_be_written_again_is_understood_but_for_what_it_says() -> None:
-    reading = await understand(b'{"prompt":[1,' + b"[" * 300 + b"]" * 300 + b"]}", "completion")
+DEEP = {
+    "a prompt": (b'"prompt":', nested(1000, b"[", b"]"), "completion"),
+    "tools": (b'"messages":[{"role":"user"}],"tools":', nested(1000, b"[", b"]"), "chat/completions"),
+    "results": (
+        b'"messages":',
+        nested(330, b'[{"role":"user","content":', b"}]"),
+        "messages",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "label"), DEEP.values(), ids=DEEP)
+async def test_what_is_nested_too_deep_to_be_told_is_read_for_what_it_asks(
+    name: bytes, value: bytes, label: str
+) -> None:
+    reading = await understand(b"{" + name + value + b',"id_slot":0,"stream":true}', label)
     assert reading is not None
-    assert list(reading.document) == ["prompt"]
+    assert reading.is_stream
+    assert reading.document["id_slot"] == 0

@@ -82,8 +82,19 @@ def test_what_is_no_object_is_not_touched(body: bytes) -> None:
     assert splice(body, SlotId(0)) is None
 
 
-def test_a_body_lost_in_white_space_is_given_up_at_once() -> None:
-    assert splice(b"{}" + b" " * 10_000, SlotId(0)) is None
+@pytest.mark.parametrize("spaces", [b"", b"\n", b" " * 4095, b" " * 4096, b"\t" * 10_000])
+def test_any_white_space_around_a_brace_is_looked_past(spaces: bytes) -> None:
+    assert spliced(spaces + b"{}" + spaces) == spaces + b"{" + FIELDS + b"}" + spaces
+    assert spliced(b"{" + spaces + b"}") == b"{" + spaces + FIELDS + b"}"
+    assert spliced(b'{"a":1' + spaces + b"}") == b'{"a":1' + spaces + b"," + FIELDS + b"}"
+    assert splice(spaces + b"}" + spaces, SlotId(0)) is None
+
+
+@pytest.mark.parametrize("rest", [b"\0", b"\0\0 ", b'\0{"a":1}', b"\0}"])
+def test_behind_a_nul_the_server_reads_nothing(rest: bytes) -> None:
+    assert spliced(b'{"a":1}' + rest) == b'{"a":1,' + FIELDS + b"}" + rest
+    assert spliced(b"{} " + rest) == b"{" + FIELDS + b"} " + rest
+    assert splice(b'{"a":' + rest, SlotId(0)) is None
 
 
 def test_a_request_that_owns_nothing_keeps_its_own_word_on_caching() -> None:
@@ -92,5 +103,5 @@ def test_a_request_that_owns_nothing_keeps_its_own_word_on_caching() -> None:
 
 
 def test_what_can_be_spliced_is_known_before() -> None:
-    for body in (b"{}", b'{"a":1} ', b"\xef\xbb\xbf{}", b"[]", b"{", b'{"a":1}\0', b"", b'{"a":1,}'):
+    for body in (b"{}", b'{"a":1} ', b"\xef\xbb\xbf{}", b"[]", b"{", b'{"a":1}\0', b"\0{}", b"", b'{"a":1,}'):
         assert can_splice(body) == (splice(body, SlotId(0)) is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import orjson
@@ -9,6 +10,7 @@ import pytest
 from aiohttp import http_parser, web
 
 from kvproxy.errors import SettingsError
+from kvproxy.proxy import server
 from kvproxy.proxy.server import create_runner, require_c_parser
 from tests.support.raw import connection
 
@@ -59,3 +61,38 @@ async def test_every_path_comes_to_the_handler(path: str) -> None:
         answer = await client.rest()
     await runner.cleanup()
     assert answer.endswith(path.encode())
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: h\r\nX-Never-En"])
+async def test_a_connection_on_which_nothing_is_asked_is_closed(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
+    runner = create_runner(failing, shutdown_seconds=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with connection(runner.addresses[0][1]) as client:
+        if said:
+            await client.send(said)
+        assert await asyncio.wait_for(client.rest(), 10) == b""
+    await runner.cleanup()
+
+
+async def test_a_connection_on_which_something_was_asked_may_be_answered_late_and_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def late(request: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.sleep(0.2)
+        return web.Response(text="ok")
+
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
+    runner = create_runner(late, shutdown_seconds=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with connection(runner.addresses[0][1]) as client:
+        for _ in range(2):
+            await client.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert b" 200 " in await asyncio.wait_for(client.head(), 10)
+            assert await client.exactly(2) == b"ok"
+            await asyncio.sleep(0.1)
+    await runner.cleanup()

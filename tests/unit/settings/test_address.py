@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvproxy.settings.address import Address, check_url, parse_address
+from kvproxy.settings.address import Address, check_key, check_url, parse_address
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:8090", "[::1]:8090", "localhost:0", "[fe80::1%eth0]:80"])
@@ -30,6 +30,8 @@ def test_what_is_no_address_is_refused(value: object) -> None:
         ("http://127.0.0.1:8080/", "http://127.0.0.1:8080"),
         ("https://gpu.example", "https://gpu.example"),
         ("http://[::1]:9", "http://[::1]:9"),
+        ("http://gpu_1.example.:80", "http://gpu_1.example.:80"),
+        ("http://b\u00fcro", "http://b\u00fcro"),
     ],
 )
 def test_an_upstream_is_named_by_its_origin(url: str, origin: str) -> None:
@@ -50,8 +52,33 @@ def test_an_upstream_is_named_by_its_origin(url: str, origin: str) -> None:
         ("http://h:0", "port"),
         ("http://a b", "white space"),
         ("http://[::1", "no URL"),
+        ("http://a..b", "cannot exist"),
+        (f"http://{'a' * 64}.example", "cannot exist"),
+        ("http://\u00fc..example", "cannot exist"),
     ],
 )
 def test_what_names_more_or_less_than_an_origin_is_refused(url: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         check_url(url)
+
+
+@pytest.mark.parametrize("key", ["sk-1", "open sesame", "geheim-\u00e4", "\u65e5\u672c"])
+def test_a_key_may_be_any_text_of_one_line(key: str) -> None:
+    assert check_key(key) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("secret\n", "line break"),
+        (" secret", "white space"),
+        (" ", "white space"),
+        ("sec\r\nret", "line break"),
+        ("sec\0ret", "control"),
+        ("secret\udcff", "UTF-8"),
+    ],
+)
+def test_a_key_that_no_header_can_carry_is_refused_and_not_told(key: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as told:
+        check_key(key)
+    assert "sec" not in str(told.value)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,20 @@ def test_wordings_of_side_calls_that_cannot_be_used_refuse_the_start(tmp_path: P
         resolve({"auxiliary": {"fingerprints": str(file)}}, environ=HOME)
     file.write_text("- {client: mine, where: system, starts: You name things}\n")
     assert resolve({"auxiliary": {"fingerprints": str(file)}}, environ=HOME).auxiliary.fingerprints == file
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("KVPROXY_UPSTREAMS__0__API_KEY", "secret\n", "upstreams.0.api_key: ***: should not begin or end"),
+        ("KVPROXY_ADMIN__TOKEN", "secret\n", "admin.token: ***: should not begin or end"),
+        (
+            "KVPROXY_STATE_DIR",
+            "~nobody-of-this-name/x",
+            "state_dir: ~nobody-of-this-name/x: begins with a home",
+        ),
+    ],
+)
+def test_what_could_never_work_refuses_the_start(name: str, text: str, told: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(told)):
+        load(environ={"HOME": "/home/me", name: text})
