@@ -43,6 +43,7 @@ class ErrorCode(StrEnum):
     HOST_FORBIDDEN = "KV_HOST_FORBIDDEN"
     UNAUTHORIZED = "KV_UNAUTHORIZED"
     BODY_TOO_LARGE = "KV_BODY_TOO_LARGE"
+    REQUEST_INVALID = "KV_REQUEST_INVALID"
 
 
 class KvproxyError(Exception):

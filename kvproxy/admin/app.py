@@ -176,7 +176,8 @@ class AdminFace:
     async def _on_session(self, method: str, name: str, deed: list[str]) -> web.Response:
         sessions = self._p.registry.named(name)
         if not sessions:
-            raise _not_found(f"no session {name!r} is known", ErrorCode.SNAPSHOT_NOT_FOUND)
+            message = f"no session {name!r} is known: `kvproxy sessions` lists those that are"
+            raise _not_found(message, ErrorCode.SNAPSHOT_NOT_FOUND)
         match (method, deed):
             case ("GET" | "HEAD", []):
                 return _json({"sessions": [self._session(session) for session in sessions]})
@@ -253,16 +254,17 @@ class AdminFace:
     def _require_operator(self, request: web.BaseRequest) -> None:
         """Raises ReplyError (401, 403) for anyone else."""
         if request.method not in ("GET", "HEAD") and _is_from_a_page(request):
-            message = "a web page may not act on kvproxy"
+            message = "a web page may not act on kvproxy: use its commands, or a client that sends no Origin"
             raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
         if self._p.token is None:
             if not _is_loopback(request.remote):
-                message = "without admin.token only this machine may ask"
+                message = "without admin.token only this machine may ask: ask from there, or set admin.token"
                 raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
             return
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, f"Bearer {self._p.token}".encode()):
-            raise ReplyError(ErrorCode.UNAUTHORIZED, "the admin token is missing or wrong", status=401)
+            message = "the admin token is missing or wrong: send admin.token as `Authorization: Bearer`"
+            raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=401)
 
 
 def _is_from_a_page(request: web.BaseRequest) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from kvproxy.cli.settings_arguments import settings_from
-from kvproxy.errors import ErrorCode, KvproxyError, SettingsError
+from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.proxy.envelope import ERROR_HEADER
 from kvproxy.settings.address import Address, check_url
 
@@ -135,16 +135,9 @@ def _complaint(url: str, response: http.client.HTTPResponse, body: object) -> st
     if code is None or not isinstance(body, dict):
         return _not_kvproxy(url)
     message = str(body["error"]["message"])
-    mend = _mend(code, response.status)
-    return f"{message}; {mend}" if mend else message
-
-
-def _mend(code: str, status: int) -> str:
-    if code == ErrorCode.UNAUTHORIZED and status == http.HTTPStatus.UNAUTHORIZED:
-        return "set KVPROXY_ADMIN__TOKEN or give --token"
-    if code == ErrorCode.UNAUTHORIZED:
-        return "ask from there, or set admin.token"
-    return "`kvproxy sessions` lists those that are" if code == ErrorCode.SNAPSHOT_NOT_FOUND else ""
+    # The daemon's words are for whoever writes headers; here there are flags.
+    is_token = response.status == http.HTTPStatus.UNAUTHORIZED
+    return f"{message}; set KVPROXY_ADMIN__TOKEN or give --token" if is_token else message
 
 
 def _not_kvproxy(url: str) -> str:

@@ -143,6 +143,7 @@ class TestWhoMay:
     async def test_without_a_token_nobody_else_may(self, remote: str | None) -> None:
         refusal = await Room().refused("/kvproxy/status", remote=remote)
         assert (refusal.status, refusal.code) == (403, ErrorCode.UNAUTHORIZED)
+        assert "ask from there, or set admin.token" in refusal.message
 
     async def test_with_a_token_who_has_it_may_ask_from_anywhere(self) -> None:
         room = Room(token="geheim-ä")
@@ -157,6 +158,7 @@ class TestWhoMay:
     async def test_with_a_token_nobody_else_may_not_even_this_machine(self, given: str) -> None:
         refusal = await Room(token="secret").refused("/kvproxy/status", Authorization=given)
         assert refusal.status == 401
+        assert "send admin.token" in refusal.message
 
     async def test_metrics_are_the_operators_unless_they_are_public(self) -> None:
         assert (await Room().refused("/metrics", remote="192.0.2.1")).status == 403
@@ -199,6 +201,7 @@ class TestLooking:
     async def test_a_session_that_is_not_known_is_not_found(self) -> None:
         refusal = await Room().refused("/kvproxy/sessions/nobody")
         assert (refusal.status, refusal.code) == (404, ErrorCode.SNAPSHOT_NOT_FOUND)
+        assert "`kvproxy sessions` lists" in refusal.message
 
     async def test_the_metrics_show_the_state_of_now(self) -> None:
         room = Room()
