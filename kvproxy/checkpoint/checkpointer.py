@@ -198,7 +198,7 @@ class Checkpointer:
         )
         if isinstance(attempt.result, Saved):
             return await self._verify(job, attempt, attempt.result)
-        result = self._failed(job, attempt)
+        result = await self._failed(job, attempt)
         # What a failed save leaves would keep a full disk full. One that is late is still being written.
         return await self._discard(job, result) if attempt.failed_for_good else result
 
@@ -210,7 +210,7 @@ class Checkpointer:
             others_run=self._p.is_serving,
         )
 
-    def _failed(self, job: Job, attempt: Attempt[Saved]) -> Checkpoint:
+    async def _failed(self, job: Job, attempt: Attempt[Saved]) -> Checkpoint:
         result = attempt.result
         if isinstance(result, NotStarted):
             self._p.table.save_ended(job.slot, job.epoch)
@@ -223,6 +223,9 @@ class Checkpointer:
             self._p.table.save_ended(job.slot, job.epoch)
         if result.fault is Fault.UNSUPPORTED:
             self._p.unable(job.epoch, result.message)
+        if result.fault is Fault.FAILED and (obstacle := await self._p.obstacle()):
+            self._p.actions.judge(attempt, well=None)
+            return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=obstacle)
         # A server that is gone, wants a key, or cannot do it at all says nothing of how well it does it.
         is_silent = result.fault in (Fault.UNREACHABLE, Fault.UNAUTHORIZED, Fault.UNSUPPORTED)
         self._p.actions.judge(attempt, well=None if is_silent else False, reason=result.message)
@@ -247,8 +250,10 @@ class Checkpointer:
         check = await self._p.files.verify_saved(job.name, saved)
         self._p.table.save_ended(job.slot, job.epoch)
         if not check.is_ok:
-            self._p.actions.judge(attempt, well=False, reason=check.reason)
-            return await self._discard(job, Checkpoint(CheckpointOutcome.IMPLAUSIBLE, detail=check.reason))
+            obstacle = await self._p.obstacle()
+            self._p.actions.judge(attempt, well=None if obstacle else False, reason=check.reason)
+            outcome = CheckpointOutcome.STORE_FAILED if obstacle else CheckpointOutcome.IMPLAUSIBLE
+            return await self._discard(job, Checkpoint(outcome, detail=obstacle or check.reason))
         self._p.actions.learn(saved.tokens, saved.size_bytes)
         if saved.seconds is not None:
             self._p.actions.save_rate.observe(saved.size_bytes, saved.seconds)
