@@ -229,7 +229,6 @@ WITHOUT_UNIT_TEST = {
     "assembly": "tested over sockets in tests/integration",
     "slots.record": "the slot table's record, tested with it",
     "wiring": "tested over sockets in tests/integration",
-    "daemon": "tested over sockets in tests/integration",
     "proxy.app": "tested over sockets in tests/integration",
     "proxy.exchange": "tested over sockets in tests/integration",
     "proxy.visit": "tested over sockets in tests/integration",
