@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from kvproxy import __version__
-from kvproxy.admin.views import Json, server_view, session_view, slot_view, snapshot_view
+from kvproxy.admin.views import Json, server_view, session_view, slot_view, snapshot_view, state_view
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.preparer import Preparer
@@ -62,6 +62,8 @@ class AdminParts:
     shows_metrics: bool
     metrics_are_public: bool
     is_draining: Callable[[], bool]
+    lack: Callable[[], str]
+    """Why nothing is saved, for want of room on the disk; empty if that is not so."""
 
 
 class AdminFace:
@@ -129,6 +131,7 @@ class AdminFace:
             p.actions.breaker_state,
             self._slots(),
             p.desk.waiting,
+            p.lack(),
         )
 
     def _slots(self) -> list[Json]:
@@ -145,10 +148,11 @@ class AdminFace:
 
     def _readyz(self) -> web.Response:
         facts = self._p.standing.facts
+        state, reason = state_view(facts, self._p.lack())
         if self._p.is_draining():
             return _json({"status": "draining", "reason": "kvproxy is shutting down"}, status=503)
         status = 200 if facts.state.has_slots else 503
-        return _json({"status": facts.state, "reason": facts.reason}, status=status)
+        return _json({"status": state, "reason": reason}, status=status)
 
     def _metrics(self, request: web.BaseRequest) -> web.Response:
         if not self._p.shows_metrics:
@@ -168,6 +172,7 @@ class AdminFace:
             Counter(view.state for view in views),
             sum(view.is_dirty for view in views),
             p.desk.waiting,
+            bool(p.lack()),
         )
         return Gauges((server,), len(p.registry), totals.valid, totals.invalid, totals.size_bytes)
 

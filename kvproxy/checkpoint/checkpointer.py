@@ -159,6 +159,8 @@ class Checkpointer:
     def _ended(self, job: Job, result: Checkpoint) -> None:
         if result.outcome is not CheckpointOutcome.TIMED_OUT:
             self._names.discard(job.name)
+        if result.outcome is CheckpointOutcome.PUBLISHED:
+            self.room.found()
         ended = CheckpointEnded(
             self._p.server,
             job.slot,
@@ -226,10 +228,13 @@ class Checkpointer:
         if result.fault is Fault.FAILED and (obstacle := await self._p.obstacle()):
             self._p.actions.judge(attempt, well=None)
             return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=obstacle)
+        detail = result.message
+        if result.fault is Fault.FAILED and (lack := await self.room.ran_out()):
+            detail = f"{result.message}: {lack}"
         # A server that is gone, wants a key, or cannot do it at all says nothing of how well it does it.
         is_silent = result.fault in (Fault.UNREACHABLE, Fault.UNAUTHORIZED, Fault.UNSUPPORTED)
         self._p.actions.judge(attempt, well=None if is_silent else False, reason=result.message)
-        return Checkpoint(_OUTCOMES.get(result.fault, CheckpointOutcome.REFUSED), detail=result.message)
+        return Checkpoint(_OUTCOMES.get(result.fault, CheckpointOutcome.REFUSED), detail=detail)
 
     async def _verify(
         self, job: Job, attempt: Attempt[Saved], saved: Saved
@@ -250,14 +255,20 @@ class Checkpointer:
         check = await self._p.files.verify_saved(job.name, saved)
         self._p.table.save_ended(job.slot, job.epoch)
         if not check.is_ok:
-            obstacle = await self._p.obstacle()
-            self._p.actions.judge(attempt, well=None if obstacle else False, reason=check.reason)
-            outcome = CheckpointOutcome.STORE_FAILED if obstacle else CheckpointOutcome.IMPLAUSIBLE
-            return await self._discard(job, Checkpoint(outcome, detail=obstacle or check.reason))
+            return await self._discard(job, await self._mismatch(attempt, check.reason))
         self._p.actions.learn(saved.tokens, saved.size_bytes)
         if saved.seconds is not None:
             self._p.actions.save_rate.observe(saved.size_bytes, saved.seconds)
         return self.publisher.begin(job, attempt, saved)
+
+    async def _mismatch(self, attempt: Attempt[Saved], reason: str) -> Checkpoint:
+        """The file is not what the server says that it wrote."""
+        if obstacle := await self._p.obstacle():
+            self._p.actions.judge(attempt, well=None)
+            return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=obstacle)
+        self._p.actions.judge(attempt, well=False, reason=reason)
+        lack = await self.room.ran_out()
+        return Checkpoint(CheckpointOutcome.IMPLAUSIBLE, detail=f"{reason}: {lack}" if lack else reason)
 
     def _doubt(self, job: Job, saved: Saved) -> Checkpoint | None:
         """What the server says it saved cannot be this session."""

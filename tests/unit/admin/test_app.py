@@ -77,6 +77,7 @@ class Room(World):
             shows_metrics=True,
             metrics_are_public=False,
             is_draining=lambda: self.is_draining,
+            lack=lambda: self.checkpointer.room.lack,
         )
         self.face = AdminFace(replace(parts, **changes))
 
