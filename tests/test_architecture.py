@@ -108,6 +108,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "upstream.reuse_probe",
         "upstream.messages_pin",
         "upstream.gguf",
+        "snapshots.access",
         "snapshots.atomic",
         "snapshots.opened",
         "slotfile.head",
