@@ -100,7 +100,7 @@ class AdminFace:
             case (_, ["sessions", name, *deed]):
                 return await self._on_session(request.method, name, deed)
             case _:
-                raise _not_found(f"kvproxy has no {request.method} {path}")
+                raise _no_route(request.method, path, _METHODS.get("/".join(words)))
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -193,7 +193,8 @@ class AdminFace:
             case ("DELETE", []):
                 return await self._purge(sessions)
             case _:
-                raise _not_found(f"kvproxy has no {method} for a session called {'/'.join(deed)!r}")
+                path = "/".join(["/kvproxy/sessions/SESSION", *deed])
+                raise _no_route(method, path, _SESSION_METHODS.get("/".join(deed)))
 
     async def _save(self, sessions: tuple[Session, ...]) -> web.Response:
         results = [await self._p.rounds.save_session(s.key, SAVE_SECONDS) for s in sessions]
@@ -291,5 +292,17 @@ def _json(value: object, *, status: int = 200) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
 
 
-def _not_found(message: str, code: ErrorCode = ErrorCode.ROUTE_FORBIDDEN) -> ReplyError:
+_METHODS = dict.fromkeys(("status", "slots", "sessions", "snapshots"), "GET") | dict.fromkeys(
+    ("flush", "gc"), "POST"
+)
+_SESSION_METHODS = {"": "GET or DELETE", "save": "POST", "invalidate": "POST"}
+"""How each route is asked for, to tell whoever asks otherwise."""
+
+
+def _no_route(method: str, path: str, known: str | None) -> ReplyError:
+    mend = "docs/commands.md lists the routes" if known is None else f"ask with {known}"
+    return _not_found(f"kvproxy has no {method} {path}: {mend}")
+
+
+def _not_found(message: str, code: ErrorCode = ErrorCode.ROUTE_NOT_FOUND) -> ReplyError:
     return ReplyError(code, message, status=404)

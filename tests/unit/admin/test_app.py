@@ -166,7 +166,9 @@ class TestWhoMay:
         assert (await Room(metrics_are_public=True).ask("/metrics", remote="192.0.2.1")).status == 200
 
     async def test_metrics_may_be_off(self) -> None:
-        assert (await Room(shows_metrics=False, metrics_are_public=True).refused("/metrics")).status == 404
+        refusal = await Room(shows_metrics=False, metrics_are_public=True).refused("/metrics")
+        assert (refusal.status, refusal.code) == (404, ErrorCode.ROUTE_NOT_FOUND)
+        assert "metrics.enabled" in refusal.message
 
 
 class TestLooking:
@@ -212,23 +214,25 @@ class TestLooking:
         assert b'kvproxy_dirty_slots{server="main"} 1.0' in answer.body
 
     @pytest.mark.parametrize(
-        ("method", "path"),
+        ("method", "path", "mend"),
         [
-            ("GET", "/kvproxy"),
-            ("GET", "/kvproxy/nothing"),
-            ("POST", "/kvproxy/status"),
-            ("GET", "/kvproxy/flush"),
-            ("POST", f"/kvproxy/sessions/{A}"),
-            ("GET", f"/kvproxy/sessions/{A}/save"),
-            ("POST", f"/kvproxy/sessions/{A}/dance"),
-            ("DELETE", f"/kvproxy/sessions/{A}/save"),
+            ("GET", "/kvproxy", "docs/commands.md"),
+            ("GET", "/kvproxy/nothing", "docs/commands.md"),
+            ("POST", "/kvproxy/status", "ask with GET"),
+            ("GET", "/kvproxy/flush", "ask with POST"),
+            ("POST", f"/kvproxy/sessions/{A}", "ask with GET or DELETE"),
+            ("GET", f"/kvproxy/sessions/{A}/save", "ask with POST"),
+            ("POST", f"/kvproxy/sessions/{A}/dance", "docs/commands.md"),
+            ("DELETE", f"/kvproxy/sessions/{A}/save", "ask with POST"),
+            ("POST", f"/kvproxy/sessions/{A}/save/more", "docs/commands.md"),
         ],
     )
-    async def test_what_does_not_exist_is_not_found(self, method: str, path: str) -> None:
+    async def test_what_does_not_exist_is_not_found(self, method: str, path: str, mend: str) -> None:
         room = Room()
         room.session(A)
         refusal = await room.refused(path, method=method)
-        assert (refusal.status, refusal.code) == (404, ErrorCode.ROUTE_FORBIDDEN)
+        assert (refusal.status, refusal.code) == (404, ErrorCode.ROUTE_NOT_FOUND)
+        assert mend in refusal.message
 
 
 class TestActing:
