@@ -312,7 +312,10 @@ class Restorer:
             self._p.actions.judge(attempt, well=False, reason=failure.message)
             return Restoration(RestoreOutcome.TIMED_OUT, detail=failure.message)
         self._p.table.not_restored(job.slot, job.epoch, is_blank=failure.fault is Fault.REFUSED)
-        is_refusal = failure.fault is Fault.REFUSED
+        if failure.fault is Fault.REFUSED:
+            # A file the server does not like says nothing about whether restoring works.
+            self._p.actions.judge(attempt, well=None)
+            return await self._refused(job, failure.message)
         if failure.fault is Fault.UNREACHABLE:
             if _died(failure):
                 await self._invalidate(job, DIED)
@@ -322,17 +325,22 @@ class Restorer:
             self._p.unable(job.epoch, failure.message)
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.OFF, detail=failure.message)
-        if is_refusal and NO_ROOM in failure.message and not self._is_alone(job):
-            self._p.actions.judge(attempt, well=None)
-            return Restoration(RestoreOutcome.NO_ROOM, detail=failure.message)
-        if is_refusal and job.is_of_another_build:
+        self._p.actions.judge(attempt, well=False, reason=failure.message)
+        return Restoration(RestoreOutcome.REFUSED, detail=failure.message)
+
+    async def _refused(self, job: _Job, words: str) -> Restoration:
+        """The server looked at the file and said no; whose fault that is, a look of ours helps to tell."""
+        check = await self._p.files.verify_stored(job.generation)
+        if check.is_out_of_sight:
+            return Restoration(RestoreOutcome.STORE_FAILED, detail=check.reason)
+        if check.is_ok and NO_ROOM in words and not self._is_alone(job):
+            return Restoration(RestoreOutcome.NO_ROOM, detail=words)
+        if check.is_ok and job.is_of_another_build:
             # Its own build may well take it: it is the file format that has changed.
             self._chooser.refused(job.fingerprint, job.present)
-        elif is_refusal:
-            await self._blame(job, f"the server refused it: {failure.message}")
-        # A file the server does not like says nothing about whether restoring works.
-        self._p.actions.judge(attempt, well=None if is_refusal else False, reason=failure.message)
-        return Restoration(RestoreOutcome.REFUSED, detail=failure.message)
+        else:
+            await self._blame(job, check, f"the server refused it: {words}")
+        return Restoration(RestoreOutcome.REFUSED, detail=words)
 
     def _is_alone(self, job: _Job) -> bool:
         """Whether no other slot takes up room."""
@@ -341,13 +349,17 @@ class Restorer:
     async def _implausible(self, job: _Job, attempt: Attempt[Restored], result: Restored) -> Restoration:
         detail = f"the server restored {result.tokens} tokens of {job.tokens}"
         self._p.table.not_restored(job.slot, job.epoch, is_blank=result.tokens == 0)
-        await self._blame(job, detail)
+        await self._blame(job, await self._p.files.verify_stored(job.generation), detail)
         self._p.actions.judge(attempt, well=None)
         return Restoration(RestoreOutcome.IMPLAUSIBLE, detail=detail)
 
-    async def _blame(self, job: _Job, reason: str) -> None:
-        """What was restored is not right: the cut, if it was one, else the snapshot."""
-        if job.cut is not None:
+    async def _blame(self, job: _Job, check: FileCheck, reason: str) -> None:
+        """What was restored is not right. `check` is a look at its file since; with `restore.verify` off
+        there was none before. If it shows nothing, the cut is to blame, or else the snapshot."""
+        if not check.is_ok:
+            if not check.is_out_of_sight:
+                await self._invalidate(job, check.reason)
+        elif job.cut is not None:
             self._p.alterations.missed(Alteration.PREFIX_CUT, job.present)
         else:
             await self._invalidate(job, reason)

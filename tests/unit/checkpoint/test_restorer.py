@@ -225,6 +225,48 @@ class TestVerified:
         assert (await restore(w)).outcome is O.RESTORED
 
 
+class TestFailedUnchecked:
+    """With `restore.verify` off nothing was looked at before; what is blamed is what a look shows then."""
+
+    @pytest.mark.parametrize("answer", ["refused", "implausible"])
+    async def test_a_file_that_is_not_what_was_published_is_named_so(self, answer: str) -> None:
+        w = self.world(answer)
+        w.files.bad[name(w)] = "file is 1 bytes instead of 5000"
+        await restore(w)
+        assert stored(w).current.invalid_reason == "file is 1 bytes instead of 5000"
+
+    async def test_a_damaged_file_is_not_taken_for_want_of_room(self) -> None:
+        w = self.world("refused", NO_ROOM)
+        w.house(1, stay(B))
+        w.files.bad[name(w)] = "file is missing"
+        assert (await restore(w)).outcome is O.REFUSED
+        assert stored(w).current.invalid_reason == "file is missing"
+
+    @pytest.mark.parametrize(
+        ("answer", "outcome"), [("refused", O.STORE_FAILED), ("implausible", O.IMPLAUSIBLE)]
+    )
+    async def test_a_directory_that_is_not_there_condemns_no_snapshot(self, answer: str, outcome: O) -> None:
+        w = self.world(answer)
+        w.files.absence = "/slots: No such file or directory"
+        assert (await restore(w)).outcome is outcome
+        assert stored(w).current.is_valid
+
+    @pytest.mark.parametrize(
+        ("answer", "reason"),
+        [("refused", "the server refused it: no"), ("implausible", "the server restored 999 tokens of 1000")],
+    )
+    async def test_of_a_file_that_nothing_is_wrong_with_the_servers_word_counts(
+        self, answer: str, reason: str
+    ) -> None:
+        w = self.world(answer)
+        await restore(w)
+        assert stored(w).current.invalid_reason == reason
+
+    def world(self, answer: str, words: str = "no") -> World:
+        refusal = ActionFailure(Fault.REFUSED, words, 400)
+        return world(refusal if answer == "refused" else Restored(999, 5000), verify=False)
+
+
 class TestFailed:
     async def test_a_snapshot_the_server_refuses_is_invalid_and_the_server_not_to_blame(self) -> None:
         w = world(ActionFailure(Fault.REFUSED, "Unable to restore slot", 400), max_failures=1)
