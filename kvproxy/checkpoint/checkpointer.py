@@ -132,8 +132,10 @@ class Checkpointer:
     def _reason_to_skip(self, occupancy: Occupancy, trigger: Trigger) -> CheckpointOutcome | None:
         if not occupancy.is_dirty:
             return CheckpointOutcome.CLEAN
-        if not self.may_save(occupancy.session):
+        if not self._p.standing.facts.persistence.may_save:
             return CheckpointOutcome.OFF
+        if not self.may_save(occupancy.session):
+            return CheckpointOutcome.UNWANTED
         if not self._p.actions.are_allowed:
             return CheckpointOutcome.BREAKER_OPEN
         if trigger is not Trigger.MANUAL and not is_worth_saving(occupancy.tokens, self._policy):
@@ -178,9 +180,7 @@ class Checkpointer:
         """What the slot holds is not known, and the server may still be computing in it."""
         self._p.table.doubt(job.slot, job.epoch)
         self._p.tasks.spawn(self._until_idle(job), name="see a rewind end")
-        return Checkpoint(
-            CheckpointOutcome.REFUSED, detail=f"the slot could not be rewound: {failure.detail}"
-        )
+        return Checkpoint(CheckpointOutcome.FAILED, detail=f"the slot could not be rewound: {failure.detail}")
 
     async def _until_idle(self, job: Job) -> None:
         await self._shaper.until_idle(job.slot, job.epoch)
@@ -318,4 +318,5 @@ _OUTCOMES = {
     Fault.TIMED_OUT: CheckpointOutcome.TIMED_OUT,
     Fault.UNREACHABLE: CheckpointOutcome.UNREACHABLE,
     Fault.UNSUPPORTED: CheckpointOutcome.OFF,
+    Fault.FAILED: CheckpointOutcome.FAILED,
 }

@@ -37,7 +37,7 @@ RENDER_SECONDS = 5.0
 
 DIED = "the server died while restoring it"
 
-NO_ROOM = "No available space"
+MEMORY_IS_FULL = "No available space"
 """llama-server's words when its KV cache is full, and also when it cannot read the file. Only where no other
 slot holds anything is it known to be the file."""
 
@@ -116,7 +116,7 @@ class Restorer:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
 
         `base` is the lowest revision that the session's stay may begin with, `asked` the request it is for.
-        After NO_ROOM it may be tried again once other slots were emptied.
+        After MEMORY_FULL it may be tried again once other slots were emptied.
         """
         found = await self._find(slot, epoch, key)
         if isinstance(found, Restoration):
@@ -156,7 +156,9 @@ class Restorer:
     async def _find(self, slot: SlotId, epoch: Epoch, key: SessionKey) -> _Job | Restoration:
         """What to restore, or why there is nothing. No file is read for a session never saved."""
         facts = self._p.standing.facts
-        if not self._is_enabled or not facts.persistence.is_on or facts.fingerprint is None:
+        if not self._is_enabled:
+            return Restoration(RestoreOutcome.DISABLED)
+        if not facts.persistence.is_on or facts.fingerprint is None:
             return Restoration(RestoreOutcome.OFF, detail=facts.persistence.reason)
         candidates = self._chooser.candidates(key, facts.fingerprint)
         refusal = Restoration(candidates.outcome, detail=candidates.detail)
@@ -266,7 +268,7 @@ class Restorer:
             self._p.table.doubt(job.slot, job.epoch)
         else:
             self._p.table.not_restored(job.slot, job.epoch, is_blank=False)
-        return Restoration(RestoreOutcome.REFUSED, detail="the slot could not be erased before the restore")
+        return Restoration(RestoreOutcome.FAILED, detail="the slot could not be erased before the restore")
 
     def _deadline(self, job: _Job) -> float:
         return self._p.actions.deadline(
@@ -326,15 +328,15 @@ class Restorer:
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.OFF, detail=failure.message)
         self._p.actions.judge(attempt, well=False, reason=failure.message)
-        return Restoration(RestoreOutcome.REFUSED, detail=failure.message)
+        return Restoration(RestoreOutcome.FAILED, detail=failure.message)
 
     async def _refused(self, job: _Job, words: str) -> Restoration:
         """The server looked at the file and said no; whose fault that is, a look of ours helps to tell."""
         check = await self._p.files.verify_stored(job.generation)
         if check.is_out_of_sight:
             return Restoration(RestoreOutcome.STORE_FAILED, detail=check.reason)
-        if check.is_ok and NO_ROOM in words and not self._is_alone(job):
-            return Restoration(RestoreOutcome.NO_ROOM, detail=words)
+        if check.is_ok and MEMORY_IS_FULL in words and not self._is_alone(job):
+            return Restoration(RestoreOutcome.MEMORY_FULL, detail=words)
         if check.is_ok and job.is_of_another_build:
             # Its own build may well take it: it is the file format that has changed.
             self._chooser.refused(job.fingerprint, job.present)

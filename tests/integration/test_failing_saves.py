@@ -41,15 +41,15 @@ def miscounted(delta: int) -> Callable[[Faults], None]:
 
 
 BAD_SAVES: dict[str, tuple[Callable[[Faults], None], CheckpointOutcome]] = {
-    "refused": (planned(Failure.ERROR), CheckpointOutcome.REFUSED),
+    "failed": (planned(Failure.ERROR), CheckpointOutcome.FAILED),
     "cut off": (planned(Failure.CLOSE), CheckpointOutcome.UNREACHABLE),
     "answer lost": (planned(Failure.LOST_ANSWER), CheckpointOutcome.UNREACHABLE),
-    "answer garbled": (planned(Failure.GARBAGE), CheckpointOutcome.REFUSED),
-    "disk full": (planned(Failure.FULL_DISK), CheckpointOutcome.REFUSED),
+    "answer garbled": (planned(Failure.GARBAGE), CheckpointOutcome.FAILED),
+    "disk full": (planned(Failure.FULL_DISK), CheckpointOutcome.FAILED),
     "disk full, unnoticed": (planned(Failure.SHORT_FILE), CheckpointOutcome.IMPLAUSIBLE),
     "too few tokens": (miscounted(-100), CheckpointOutcome.IMPLAUSIBLE),
     "too many tokens": (miscounted(100), CheckpointOutcome.IMPLAUSIBLE),
-    "another slot": (lambda faults: setattr(faults, "id_slot_delta", 1), CheckpointOutcome.REFUSED),
+    "another slot": (lambda faults: setattr(faults, "id_slot_delta", 1), CheckpointOutcome.FAILED),
 }
 
 

@@ -117,7 +117,7 @@ class TestNotRewound:
         w.server.answer("complete", Unavailable(Obstacle.UNREACHABLE, "no answer within 60 s"))
         w.server.answer("slots", (processing(0), idle(1)), looked)
 
-        assert await save(w) is CheckpointOutcome.REFUSED
+        assert await save(w) is CheckpointOutcome.FAILED
         assert (w.state(), w.occupant()) == ("quarantined", None)
         assert "save 0" not in w.log
 
