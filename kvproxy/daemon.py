@@ -65,7 +65,7 @@ async def _serve(settings: Settings) -> int:
     try:
         await runtime.start()
         await _listen(runner, settings)
-        runtime.tasks.spawn(_tell_verdict(runtime, ready), name="verdict")
+        runtime.tasks.spawn(tell_verdict(runtime, ready), name="verdict")
         await signals.first.wait()
         return await _stop(runtime, signals)
     finally:
@@ -111,11 +111,14 @@ def _heard(bus: EventBus, kind: type[Event]) -> asyncio.Event:
     return heard
 
 
-async def _tell_verdict(runtime: Runtime, ready: asyncio.Event) -> None:
-    """One line about what this server allows, once it has told, or that it does not tell."""
+async def tell_verdict(runtime: Runtime, ready: asyncio.Event) -> None:
+    """One line about what this server allows, once it has told, or that it does not tell. That there is none
+    yet was told by the watch at once."""
     with suppress(TimeoutError):
         async with asyncio.timeout(VERDICT_WAIT_SECONDS):
             await ready.wait()
+    if not runtime.standing.facts.state.has_slots:
+        await ready.wait()
     level, line = verdict_line(runtime, await runtime.files.check_usable())
     log.log(level, "%s", line)
 

@@ -40,21 +40,32 @@ class ErrorCode(StrEnum):
     QUEUE_TIMEOUT = "KV_QUEUE_TIMEOUT"
     DRAINING = "KV_DRAINING"
     ROUTE_FORBIDDEN = "KV_ROUTE_FORBIDDEN"
+    ROUTE_NOT_FOUND = "KV_ROUTE_NOT_FOUND"
     HOST_FORBIDDEN = "KV_HOST_FORBIDDEN"
     UNAUTHORIZED = "KV_UNAUTHORIZED"
     BODY_TOO_LARGE = "KV_BODY_TOO_LARGE"
+    REQUEST_INVALID = "KV_REQUEST_INVALID"
+    USAGE_INVALID = "KV_USAGE_INVALID"
+    DAEMON_UNAVAILABLE = "KV_DAEMON_UNAVAILABLE"
 
 
 class KvproxyError(Exception):
     """Root of what kvproxy raises on purpose."""
 
+    code: str = ErrorCode.INVARIANT
+    """What a script is told that asked for JSON. That of another version's daemon need not be one of ours."""
+
 
 class SettingsError(KvproxyError):
     """The settings cannot be used."""
 
+    code = ErrorCode.USAGE_INVALID
+
 
 class StateDirError(KvproxyError):
     """The state directory cannot be used."""
+
+    code = ErrorCode.METADATA_IO
 
 
 class StateDirTaken(StateDirError):
@@ -66,6 +77,8 @@ class ReplyError(KvproxyError):
 
     `status` is the HTTP status, `retry_after_seconds` becomes `Retry-After` where it is set.
     """
+
+    code: ErrorCode
 
     def __init__(
         self, code: ErrorCode, message: str, *, status: int, retry_after_seconds: int | None = None

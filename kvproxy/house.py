@@ -253,6 +253,7 @@ class House:
             self.bus.emit,
             open_state=self._open_state,
             on_obstacle=Obstruction(self.watch_parts, self.watch).set,
+            look_for_room=self.checkpointer.room.look,
         )
         self.checkpointer.publisher.published = self.keeper.look
         self.checkpointer.room.make_room = self.keeper.collect
@@ -326,6 +327,7 @@ class House:
                 settings.metrics.enabled,
                 settings.metrics.public,
                 is_draining=lambda: self.is_draining,
+                lack=lambda: self.checkpointer.room.lack,
             )
         )
         self.face = ClientFace(

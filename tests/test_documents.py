@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 from pydantic.fields import FieldInfo
 
-from kvproxy.checkpoint.outcome import Outcome, Reason, Verdict
+from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, Reason, RestoreOutcome, Verdict
 from kvproxy.cli.main import COMMANDS
 from kvproxy.errors import ErrorCode
 from kvproxy.sessions.session import SessionState
@@ -198,6 +198,8 @@ def test_the_reference_names_no_event_and_no_metric_that_does_not_exist() -> Non
 WORDS = {"outcome": Outcome, "reason": Reason, "verdict": Verdict, "session": SessionState} | {
     "persistence": PersistenceMode,
     "code": ErrorCode,
+    "save": CheckpointOutcome,
+    "restore": RestoreOutcome,
 }
 
 

@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from kvproxy import __version__
-from kvproxy.admin.views import Json, server_view, session_view, slot_view, snapshot_view
+from kvproxy.admin.views import Json, server_view, session_view, slot_view, snapshot_view, state_view
 from kvproxy.checkpoint.actions import SlotActions
 from kvproxy.checkpoint.outcome import Trigger
 from kvproxy.checkpoint.preparer import Preparer
@@ -62,6 +62,8 @@ class AdminParts:
     shows_metrics: bool
     metrics_are_public: bool
     is_draining: Callable[[], bool]
+    lack: Callable[[], str]
+    """Why nothing is saved, for want of room on the disk; empty if that is not so."""
 
 
 class AdminFace:
@@ -99,7 +101,7 @@ class AdminFace:
             case (_, ["sessions", name, *deed]):
                 return await self._on_session(request.method, name, deed)
             case _:
-                raise _not_found(f"kvproxy has no {request.method} {path}")
+                raise _no_route(request.method, path, _METHODS.get("/".join(words)))
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -130,6 +132,7 @@ class AdminFace:
             p.actions.breaker_state,
             self._slots(),
             p.desk.waiting,
+            p.lack(),
         )
 
     def _slots(self) -> list[Json]:
@@ -146,10 +149,11 @@ class AdminFace:
 
     def _readyz(self) -> web.Response:
         facts = self._p.standing.facts
+        state, reason = state_view(facts, self._p.lack())
         if self._p.is_draining():
             return _json({"status": "draining", "reason": "kvproxy is shutting down"}, status=503)
         status = 200 if facts.state.has_slots else 503
-        return _json({"status": facts.state, "reason": facts.reason}, status=status)
+        return _json({"status": state, "reason": reason}, status=status)
 
     def _metrics(self, request: web.BaseRequest) -> web.Response:
         if not self._p.shows_metrics:
@@ -169,6 +173,7 @@ class AdminFace:
             Counter(view.state for view in views),
             sum(view.is_dirty for view in views),
             p.desk.waiting,
+            bool(p.lack()),
         )
         return Gauges((server,), len(p.registry), totals.valid, totals.invalid, totals.size_bytes)
 
@@ -177,7 +182,8 @@ class AdminFace:
     async def _on_session(self, method: str, name: str, deed: list[str]) -> web.Response:
         sessions = self._p.registry.named(name)
         if not sessions:
-            raise _not_found(f"no session {name!r} is known", ErrorCode.SNAPSHOT_NOT_FOUND)
+            message = f"no session {name!r} is known: `kvproxy sessions` lists those that are"
+            raise _not_found(message, ErrorCode.SNAPSHOT_NOT_FOUND)
         match (method, deed):
             case ("GET" | "HEAD", []):
                 return _json({"sessions": [self._session(session) for session in sessions]})
@@ -188,7 +194,8 @@ class AdminFace:
             case ("DELETE", []):
                 return await self._purge(sessions)
             case _:
-                raise _not_found(f"kvproxy has no {method} for a session called {'/'.join(deed)!r}")
+                path = "/".join(["/kvproxy/sessions/SESSION", *deed])
+                raise _no_route(method, path, _SESSION_METHODS.get("/".join(deed)))
 
     async def _save(self, sessions: tuple[Session, ...]) -> web.Response:
         results = [await self._p.rounds.save_session(s.key, SAVE_SECONDS) for s in sessions]
@@ -254,16 +261,17 @@ class AdminFace:
     def _require_operator(self, request: web.BaseRequest) -> None:
         """Raises ReplyError (401, 403) for anyone else."""
         if request.method not in ("GET", "HEAD") and _is_from_a_page(request):
-            message = "a web page may not act on kvproxy"
+            message = "a web page may not act on kvproxy: use its commands, or a client that sends no Origin"
             raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
         if self._p.token is None:
             if not _is_loopback(request.remote):
-                message = "without admin.token only this machine may ask"
+                message = "without admin.token only this machine may ask: ask from there, or set admin.token"
                 raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
             return
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, f"Bearer {self._p.token}".encode()):
-            raise ReplyError(ErrorCode.UNAUTHORIZED, "the admin token is missing or wrong", status=401)
+            message = "the admin token is missing or wrong: send admin.token as `Authorization: Bearer`"
+            raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=401)
 
 
 def _is_from_a_page(request: web.BaseRequest) -> bool:
@@ -285,5 +293,17 @@ def _json(value: object, *, status: int = 200) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
 
 
-def _not_found(message: str, code: ErrorCode = ErrorCode.ROUTE_FORBIDDEN) -> ReplyError:
+_METHODS = dict.fromkeys(("status", "slots", "sessions", "snapshots"), "GET") | dict.fromkeys(
+    ("flush", "gc"), "POST"
+)
+_SESSION_METHODS = {"": "GET or DELETE", "save": "POST", "invalidate": "POST"}
+"""How each route is asked for, to tell whoever asks otherwise."""
+
+
+def _no_route(method: str, path: str, known: str | None) -> ReplyError:
+    mend = "docs/commands.md lists the routes" if known is None else f"ask with {known}"
+    return _not_found(f"kvproxy has no {method} {path}: {mend}")
+
+
+def _not_found(message: str, code: ErrorCode = ErrorCode.ROUTE_NOT_FOUND) -> ReplyError:
     return ReplyError(code, message, status=404)

@@ -10,7 +10,7 @@ from kvproxy.slots.slot import SlotView
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.manifest import Generation, Manifest
 from kvproxy.upstream.breaker import BreakerState
-from kvproxy.upstream.facts import Facts
+from kvproxy.upstream.facts import Facts, ServerState
 
 Json = dict[str, Any]
 
@@ -39,17 +39,21 @@ def server_view(
     breaker: BreakerState,
     slots: list[Json],
     waiting: int,
+    lack: str = "",
 ) -> Json:
+    """`lack` is why nothing is saved for want of room on the disk, if so."""
+    state, reason = state_view(facts, lack)
+    persistence = facts.persistence
     return {
         "name": name,
         "url": url,
-        "state": facts.state,
-        "reason": facts.reason,
+        "state": state,
+        "reason": reason,
         "epoch": epoch,
         "build": facts.props.build if facts.props else "",
         "model": facts.model,
         "fingerprint": facts.fingerprint.digest[:12] if facts.fingerprint else None,
-        "persistence": {"mode": facts.persistence.mode, "reason": facts.persistence.reason},
+        "persistence": {"mode": persistence.mode, "reason": persistence.reason or lack},
         "canary": facts.canary or None,
         "memory": {
             "kind": facts.kind,
@@ -63,6 +67,13 @@ def server_view(
         "waiting": waiting,
         "slots": slots,
     }
+
+
+def state_view(facts: Facts, lack: str) -> tuple[ServerState, str]:
+    """The server's state and the reason for it: one that serves and is well, of which nothing can be saved
+    for want of room, does less than it could."""
+    is_well = facts.state is ServerState.HEALTHY
+    return (ServerState.DEGRADED, lack) if lack and is_well else (facts.state, facts.reason)
 
 
 def session_view(

@@ -137,8 +137,10 @@ class Checkpointer:
     def _reason_to_skip(self, occupancy: Occupancy, trigger: Trigger) -> CheckpointOutcome | None:
         if not occupancy.is_dirty:
             return CheckpointOutcome.CLEAN
-        if not self.may_save(occupancy.session):
+        if not self._p.standing.facts.persistence.may_save:
             return CheckpointOutcome.OFF
+        if not self.may_save(occupancy.session):
+            return CheckpointOutcome.UNWANTED
         if not self._p.actions.are_allowed:
             return CheckpointOutcome.BREAKER_OPEN
         if trigger is not Trigger.MANUAL and not is_worth_saving(occupancy.tokens, self._policy):
@@ -164,6 +166,8 @@ class Checkpointer:
     def _ended(self, job: Job, result: Checkpoint) -> None:
         if result.outcome is not CheckpointOutcome.TIMED_OUT:
             self._names.discard(job.name)
+        if result.outcome is CheckpointOutcome.PUBLISHED:
+            self.room.found()
         ended = CheckpointEnded(
             self._p.server,
             job.slot,
@@ -185,9 +189,7 @@ class Checkpointer:
             self._p.table.lose(job.slot, job.epoch)
         else:
             self._doubt_slot(job)
-        return Checkpoint(
-            CheckpointOutcome.REFUSED, detail=f"the slot could not be rewound: {failure.detail}"
-        )
+        return Checkpoint(CheckpointOutcome.FAILED, detail=f"the slot could not be rewound: {failure.detail}")
 
     def _doubt_slot(self, job: Job) -> None:
         """Believe nothing of the slot until it was seen idle."""
@@ -220,7 +222,7 @@ class Checkpointer:
         )
         if isinstance(attempt.result, Saved):
             return await self._verify(job, attempt, attempt.result)
-        result = self._failed(job, attempt)
+        result = await self._failed(job, attempt)
         # What a failed save leaves would keep a full disk full. One that is late is still being written.
         return await self._discard(job, result) if attempt.failed_for_good else result
 
@@ -232,7 +234,7 @@ class Checkpointer:
             others_run=self._p.is_serving,
         )
 
-    def _failed(self, job: Job, attempt: Attempt[Saved]) -> Checkpoint:
+    async def _failed(self, job: Job, attempt: Attempt[Saved]) -> Checkpoint:
         result = attempt.result
         if isinstance(result, NotStarted):
             self._p.table.save_ended(job.slot, job.epoch)
@@ -244,10 +246,16 @@ class Checkpointer:
             self._p.table.save_ended(job.slot, job.epoch)
         if result.fault is Fault.UNSUPPORTED:
             self._p.unable(job.epoch, result.message)
+        if result.fault is Fault.FAILED and (obstacle := await self._p.obstacle()):
+            self._p.actions.judge(attempt, well=None)
+            return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=obstacle)
+        detail = result.message
+        if result.fault is Fault.FAILED and (lack := await self.room.ran_out()):
+            detail = f"{result.message}: {lack}"
         # A server that is gone, wants a key, or cannot do it at all says nothing of how well it does it.
         is_silent = result.fault in (Fault.UNREACHABLE, Fault.UNAUTHORIZED, Fault.UNSUPPORTED)
         self._p.actions.judge(attempt, well=None if is_silent else False, reason=result.message)
-        return Checkpoint(_OUTCOMES.get(result.fault, CheckpointOutcome.REFUSED), detail=result.message)
+        return Checkpoint(_OUTCOMES.get(result.fault, CheckpointOutcome.REFUSED), detail=detail)
 
     async def _verify(
         self, job: Job, attempt: Attempt[Saved], saved: Saved
@@ -268,12 +276,20 @@ class Checkpointer:
         check = await self._p.files.verify_saved(job.name, saved)
         self._p.table.save_ended(job.slot, job.epoch)
         if not check.is_ok:
-            self._p.actions.judge(attempt, well=False, reason=check.reason)
-            return await self._discard(job, Checkpoint(CheckpointOutcome.IMPLAUSIBLE, detail=check.reason))
+            return await self._discard(job, await self._mismatch(attempt, check.reason))
         self._p.actions.learn(saved.tokens, saved.size_bytes)
         if saved.seconds is not None:
             self._p.actions.save_rate.observe(saved.size_bytes, saved.seconds)
         return self.publisher.begin(job, attempt, saved)
+
+    async def _mismatch(self, attempt: Attempt[Saved], reason: str) -> Checkpoint:
+        """The file is not what the server says that it wrote."""
+        if obstacle := await self._p.obstacle():
+            self._p.actions.judge(attempt, well=None)
+            return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=obstacle)
+        self._p.actions.judge(attempt, well=False, reason=reason)
+        lack = await self.room.ran_out()
+        return Checkpoint(CheckpointOutcome.IMPLAUSIBLE, detail=f"{reason}: {lack}" if lack else reason)
 
     def _doubt(self, job: Job, saved: Saved) -> Checkpoint | None:
         """What the server says it saved cannot be this session."""
@@ -335,4 +351,5 @@ _OUTCOMES = {
     Fault.TIMED_OUT: CheckpointOutcome.TIMED_OUT,
     Fault.UNREACHABLE: CheckpointOutcome.UNREACHABLE,
     Fault.UNSUPPORTED: CheckpointOutcome.OFF,
+    Fault.FAILED: CheckpointOutcome.FAILED,
 }

@@ -27,12 +27,19 @@ class CheckpointOutcome(StrEnum):
     EMPTY = "empty"
     IMPLAUSIBLE = "implausible"
     REFUSED = "refused"
+    """The server said no."""
+    FAILED = "failed"
+    """The server failed at it, or gave an answer that is none."""
     STORE_FAILED = "store_failed"
     TIMED_OUT = "timed_out"
     UNREACHABLE = "unreachable"
     BREAKER_OPEN = "breaker_open"
     NO_ROOM = "no_room"
+    """On the disk."""
     OFF = "off"
+    """This server cannot save."""
+    UNWANTED = "unwanted"
+    """The conversation is not to be kept: its client forbids it, or it is none."""
 
     @property
     def is_failure(self) -> bool:
@@ -51,6 +58,7 @@ _FAILED_CHECKPOINTS = frozenset(
         CheckpointOutcome.EMPTY,
         CheckpointOutcome.IMPLAUSIBLE,
         CheckpointOutcome.REFUSED,
+        CheckpointOutcome.FAILED,
         CheckpointOutcome.STORE_FAILED,
         CheckpointOutcome.TIMED_OUT,
         CheckpointOutcome.UNREACHABLE,
@@ -68,9 +76,12 @@ class RestoreOutcome(StrEnum):
     """The prompt leaves the snapshot before its end, and the memory cannot roll back."""
     WINDOW_SHUT = "window_shut"
     """What is saved has a sliding window that this server would not go on from."""
-    NO_ROOM = "no_room"
+    MEMORY_FULL = "memory_full"
     """The server's memory was full of other slots. It says the same of a file that it cannot read."""
     REFUSED = "refused"
+    """The server looked at the file and said no."""
+    FAILED = "failed"
+    """The server failed at it, or gave an answer that is none."""
     IMPLAUSIBLE = "implausible"
     TIMED_OUT = "timed_out"
     UNREACHABLE = "unreachable"
@@ -78,16 +89,30 @@ class RestoreOutcome(StrEnum):
     STORE_FAILED = "store_failed"
     BREAKER_OPEN = "breaker_open"
     OFF = "off"
+    """This server cannot restore."""
+    DISABLED = "disabled"
+    """The operator wants nothing restored."""
 
     @property
     def is_failure(self) -> bool:
         return self in _FAILED_RESTORES
 
 
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """How a restore ended; `tokens` is what is in the slot now because of it."""
+
+    outcome: RestoreOutcome
+    tokens: int = 0
+    size_bytes: int = 0
+    detail: str = ""
+
+
 _FAILED_RESTORES = frozenset(
     {
-        RestoreOutcome.NO_ROOM,
+        RestoreOutcome.MEMORY_FULL,
         RestoreOutcome.REFUSED,
+        RestoreOutcome.FAILED,
         RestoreOutcome.IMPLAUSIBLE,
         RestoreOutcome.TIMED_OUT,
         RestoreOutcome.UNREACHABLE,
@@ -118,6 +143,7 @@ class Reason(StrEnum):
     RESTORE_FAILED = "restore-failed"
     BREAKER_OPEN = "breaker-open"
     PERSISTENCE_OFF = "persistence-off"
+    RESTORE_OFF = "restore-off"
     PREFIX_DIVERGED = "prefix-diverged"
     NOT_WORTH_IT = "not-worth-it"
     EVICTED = "evicted"

@@ -59,3 +59,8 @@ class Parts:
     def is_serving(self) -> bool:
         """Whether a batch may be running that a slot action has to wait for."""
         return any(view.state is SlotState.SERVING for view in self.table.views())
+
+    async def obstacle(self) -> str:
+        """Why nothing can be kept, by a look at the directories now; empty if it can. What failed under one
+        says nothing of how well the server saves."""
+        return await self.store.why_unusable() or (await self.files.at_sight(())).fault

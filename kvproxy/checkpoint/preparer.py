@@ -23,12 +23,13 @@ from kvproxy.checkpoint.outcome import (
     Outcome,
     Preparation,
     Reason,
+    Restoration,
     RestoreOutcome,
     Trigger,
 )
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.publisher import Checkpoint
-from kvproxy.checkpoint.restorer import Restoration, Restorer
+from kvproxy.checkpoint.restorer import Restorer
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
 from kvproxy.sessions.session import Session
@@ -45,6 +46,7 @@ _REASONS = {
     RestoreOutcome.WINDOW_SHUT: Reason.NOT_WORTH_IT,
     RestoreOutcome.BREAKER_OPEN: Reason.BREAKER_OPEN,
     RestoreOutcome.OFF: Reason.PERSISTENCE_OFF,
+    RestoreOutcome.DISABLED: Reason.RESTORE_OFF,
 }
 
 
@@ -54,9 +56,14 @@ _MAY_BE_EMPTIED = frozenset(
         CheckpointOutcome.CLEAN,
         CheckpointOutcome.TOO_SMALL,
         CheckpointOutcome.OFF,
+        CheckpointOutcome.UNWANTED,
     }
 )
 """It is safe, or not to be kept."""
+
+
+_NOTHING_TRIED = frozenset({RestoreOutcome.NO_SNAPSHOT, RestoreOutcome.OFF, RestoreOutcome.DISABLED})
+"""What a conversation that was never heard of is not told: it could not come back anyway."""
 
 
 class Preparer:
@@ -196,7 +203,7 @@ class Preparer:
             return self._cold(lease, session, self._reason_without_trying(session))
         await self._checkpointer.publisher.settled(session.key)
         result = await self._restore(lease, session)
-        if result.outcome is RestoreOutcome.NO_ROOM and await self._make_room(lease):
+        if result.outcome is RestoreOutcome.MEMORY_FULL and await self._make_room(lease):
             result = await self._restore(lease, session)
             if result.outcome is RestoreOutcome.RESTORED:
                 self._p.shares(lease.epoch, True)
@@ -315,7 +322,7 @@ class Preparer:
 
 
 def _reason(session: Session, result: Restoration) -> Reason:
-    if not session.requests and result.outcome in (RestoreOutcome.NO_SNAPSHOT, RestoreOutcome.OFF):
+    if not session.requests and result.outcome in _NOTHING_TRIED:
         return Reason.NEW_SESSION
     if result.outcome is RestoreOutcome.NO_SNAPSHOT:
         if session.lost_to_restart:

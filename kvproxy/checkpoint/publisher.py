@@ -147,7 +147,8 @@ class Publisher:
                 self._p.shares(job.epoch, streams == 1)
 
     async def _failed(self, written: Written, attempt: Attempt[Saved], reason: str) -> Checkpoint:
-        self._p.actions.judge(attempt, well=False, reason=reason)
+        obstacle = await self._p.obstacle()
+        self._p.actions.judge(attempt, well=None if obstacle else False, reason=reason)
         for name in written.names:
             await self._p.files.delete(name)
         return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=reason)

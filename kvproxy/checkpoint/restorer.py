@@ -12,49 +12,33 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from kvproxy.boundary.continuations import NoBoundary
-from kvproxy.boundary.prefix import prompt_ids
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.actions import ERASE_SECONDS, Attempt, NotStarted
-from kvproxy.checkpoint.candidates import Chooser, serves
+from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.cutter import Cut, Cutter
-from kvproxy.checkpoint.outcome import RestoreOutcome
+from kvproxy.checkpoint.finder import Finder
+from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.proofs import Proofs, Restore
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, SnapshotName, short
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import SlotState
 from kvproxy.snapshots.alterations import Alteration
-from kvproxy.snapshots.files import NOTHING_AGAINST_IT, FileCheck
+from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
-from kvproxy.snapshots.manifest import Generation, Manifest, digest_of_ids, generation_to_restore
-from kvproxy.snapshots.memory_kind import MemoryKind
+from kvproxy.snapshots.manifest import Generation
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted
-from kvproxy.upstream.facts import Facts
 from kvproxy.upstream.replies import ActionFailure, Fault, Restored
-
-RENDER_SECONDS = 5.0
-"""For each of the two questions it takes to know a prompt's tokens."""
 
 DIED = "the server died while restoring it"
 
-NO_ROOM = "No available space"
+MEMORY_IS_FULL = "No available space"
 """llama-server's words when its KV cache is full, and also when it cannot read the file. Only where no other
 slot holds anything is it known to be the file."""
 
 
 MakeWay = Callable[[int], Awaitable[object]]
 """Sees to it, as far as it can, that so many tokens have room in a memory that all slots share."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restoration:
-    """How a restore ended; `tokens` is what is in the slot now because of it."""
-
-    outcome: RestoreOutcome
-    tokens: int = 0
-    size_bytes: int = 0
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +81,8 @@ class Restorer:
     ) -> None:
         self._p = parts
         self._chooser = chooser
+        self._finder = Finder(parts, chooser, verify=verify)
         self._is_enabled = is_enabled
-        self._verify = verify
         self._timeout_seconds = timeout_seconds
         self.proofs = Proofs(parts)
         self.cutter = Cutter(parts)
@@ -117,16 +101,18 @@ class Restorer:
         """Bring `key`'s snapshot into `slot`, of which the caller holds a lease granted in `epoch`.
 
         `base` is the lowest revision that the session's stay may begin with, `asked` the request it is for.
-        After NO_ROOM it may be tried again once other slots were emptied.
+        After MEMORY_FULL it may be tried again once other slots were emptied.
         """
-        found = await self._find(slot, epoch, key)
+        if not self._is_enabled:
+            return Restoration(RestoreOutcome.DISABLED)
+        found = await self._finder.find(key)
         if isinstance(found, Restoration):
             if found.outcome in (RestoreOutcome.FINGERPRINT_MISMATCH, RestoreOutcome.STORE_FAILED):
                 self._tell(slot, key, found, 0.0)
             return found
-        job = found
-        if (obstacle := await self._obstacle(job.generation, asked)) is not None:
+        if (obstacle := await self._finder.obstacle(found.generation, asked)) is not None:
             return Restoration(RestoreOutcome.NOT_EXTENDED, detail=obstacle)
+        job = _Job(slot, epoch, key, found.fingerprint, found.present, found.generation)
         if make_way is not None and self._p.table.pool is not None:
             await make_way(job.generation.tokens)
         began = self._p.clock.now()
@@ -151,81 +137,6 @@ class Restorer:
                 result.detail,
             )
         )
-
-    # -- before ------------------------------------------------------------------------------------------
-
-    async def _find(self, slot: SlotId, epoch: Epoch, key: SessionKey) -> _Job | Restoration:
-        """What to restore, or why there is nothing. No file is read for a session never saved."""
-        facts = self._p.standing.facts
-        if not self._is_enabled or not facts.persistence.is_on or facts.fingerprint is None:
-            return Restoration(RestoreOutcome.OFF, detail=facts.persistence.reason)
-        candidates = self._chooser.candidates(key, facts.fingerprint)
-        refusal = Restoration(candidates.outcome, detail=candidates.detail)
-        for manifest in candidates.manifests:
-            found = await self._generation_of(manifest, facts)
-            if isinstance(found, Generation):
-                return _Job(slot, epoch, key, manifest.fingerprint, facts.fingerprint, found)
-            refusal = found
-        return refusal
-
-    async def _generation_of(self, manifest: Manifest, facts: Facts) -> Generation | Restoration:
-        """The newest one that nothing is wrong with. Those that are found to be damaged are marked."""
-        key, fingerprint, n_ctx = manifest.key, manifest.fingerprint, facts.n_ctx
-        left: Manifest | None = manifest
-
-        def is_of_use(one: Generation) -> bool:
-            return serves(one, facts, fingerprint)
-
-        while left is not None and (generation := generation_to_restore(left, is_of_use)) is not None:
-            if n_ctx is not None and generation.tokens > n_ctx:
-                detail = f"{generation.tokens} tokens do not fit {n_ctx}"
-                return Restoration(RestoreOutcome.DOES_NOT_FIT, detail=detail)
-            check = await self._check(key, fingerprint, generation)
-            if check.is_ok:
-                return generation
-            if check.is_out_of_sight:
-                return Restoration(RestoreOutcome.STORE_FAILED, detail=check.reason)
-            await self._p.store.invalidate(key, fingerprint, generation.name, check.reason)
-            left = self._p.store.find(key, fingerprint)
-        if left is not None and generation_to_restore(left) is not None:
-            return Restoration(
-                RestoreOutcome.WINDOW_SHUT, detail="this server would not go on from its window"
-            )
-        return Restoration(RestoreOutcome.SNAPSHOT_INVALID)
-
-    async def _obstacle(self, generation: Generation, asked: Asked | None) -> str | None:
-        """Why a memory that cannot roll back could not go on from this snapshot.
-
-        A restored sliding window that loses its newest tokens is *wrong*, not only useless, so there what
-        is not known to extend the snapshot is an obstacle. Elsewhere it costs a restore in vain.
-        """
-        kind = self._p.standing.facts.kind
-        if kind.may_roll_back or kind is MemoryKind.UNKNOWN:
-            return None
-        extends = await self._extends(generation, asked)
-        if extends or (extends is None and kind is not MemoryKind.SLIDING_WINDOW):
-            return None
-        known = "does not extend" if extends is False else "is not known to extend"
-        return f"the prompt {known} the {generation.tokens} tokens of the snapshot"
-
-    async def _extends(self, generation: Generation, asked: Asked | None) -> bool | None:
-        """Whether the prompt begins with all of the snapshot and goes on; None if that is not known."""
-        if generation.ids_digest is None or asked is None:
-            return None
-        ids = await prompt_ids(self._p.client, asked.label, asked.document, timeout=RENDER_SECONDS)
-        if isinstance(ids, NoBoundary):
-            return None
-        stored = generation.tokens
-        return len(ids) > stored and digest_of_ids(ids[:stored]) == generation.ids_digest
-
-    async def _check(self, key: SessionKey, fingerprint: Fingerprint, generation: Generation) -> FileCheck:
-        if not self._verify:
-            return NOTHING_AGAINST_IT
-        check = await self._p.files.verify_stored(generation)
-        if check.is_ok and check.identity is not None and check.identity != generation.identity:
-            # It was moved or touched and had to be read whole; not again the next time.
-            await self._p.store.amend(key, fingerprint, generation.name, identity=check.identity)
-        return check
 
     # -- the call ----------------------------------------------------------------------------------------
 
@@ -283,7 +194,7 @@ class Restorer:
             self._p.table.doubt(job.slot, job.epoch)
         else:
             self._p.table.not_restored(job.slot, job.epoch, is_blank=False)
-        return Restoration(RestoreOutcome.REFUSED, detail="the slot could not be erased before the restore")
+        return Restoration(RestoreOutcome.FAILED, detail="the slot could not be erased before the restore")
 
     def _deadline(self, job: _Job) -> float:
         return self._p.actions.deadline(
@@ -327,7 +238,10 @@ class Restorer:
             self._p.actions.judge(attempt, well=False, reason=failure.message)
             return Restoration(RestoreOutcome.TIMED_OUT, detail=failure.message)
         self._p.table.not_restored(job.slot, job.epoch, is_blank=failure.fault is Fault.REFUSED)
-        is_refusal = failure.fault is Fault.REFUSED
+        if failure.fault is Fault.REFUSED:
+            # A file the server does not like says nothing about whether restoring works.
+            self._p.actions.judge(attempt, well=None)
+            return await self._refused(job, failure.message)
         if failure.fault is Fault.UNREACHABLE:
             if _died(failure):
                 await self._invalidate(job, DIED)
@@ -337,17 +251,22 @@ class Restorer:
             self._p.unable(job.epoch, failure.message)
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.OFF, detail=failure.message)
-        if is_refusal and NO_ROOM in failure.message and not self._is_alone(job):
-            self._p.actions.judge(attempt, well=None)
-            return Restoration(RestoreOutcome.NO_ROOM, detail=failure.message)
-        if is_refusal and job.is_of_another_build:
+        self._p.actions.judge(attempt, well=False, reason=failure.message)
+        return Restoration(RestoreOutcome.FAILED, detail=failure.message)
+
+    async def _refused(self, job: _Job, words: str) -> Restoration:
+        """The server looked at the file and said no; whose fault that is, a look of ours helps to tell."""
+        check = await self._p.files.verify_stored(job.generation)
+        if check.is_out_of_sight:
+            return Restoration(RestoreOutcome.STORE_FAILED, detail=check.reason)
+        if check.is_ok and MEMORY_IS_FULL in words and not self._is_alone(job):
+            return Restoration(RestoreOutcome.MEMORY_FULL, detail=words)
+        if check.is_ok and job.is_of_another_build:
             # Its own build may well take it: it is the file format that has changed.
             self._chooser.refused(job.fingerprint, job.present)
-        elif is_refusal:
-            await self._blame(job, f"the server refused it: {failure.message}")
-        # A file the server does not like says nothing about whether restoring works.
-        self._p.actions.judge(attempt, well=None if is_refusal else False, reason=failure.message)
-        return Restoration(RestoreOutcome.REFUSED, detail=failure.message)
+        else:
+            await self._blame(job, check, f"the server refused it: {words}")
+        return Restoration(RestoreOutcome.REFUSED, detail=words)
 
     def _is_alone(self, job: _Job) -> bool:
         """Whether no other slot takes up room."""
@@ -356,13 +275,17 @@ class Restorer:
     async def _implausible(self, job: _Job, attempt: Attempt[Restored], result: Restored) -> Restoration:
         detail = f"the server restored {result.tokens} tokens of {job.tokens}"
         self._p.table.not_restored(job.slot, job.epoch, is_blank=result.tokens == 0)
-        await self._blame(job, detail)
+        await self._blame(job, await self._p.files.verify_stored(job.generation), detail)
         self._p.actions.judge(attempt, well=None)
         return Restoration(RestoreOutcome.IMPLAUSIBLE, detail=detail)
 
-    async def _blame(self, job: _Job, reason: str) -> None:
-        """What was restored is not right: the cut, if it was one, else the snapshot."""
-        if job.cut is not None:
+    async def _blame(self, job: _Job, check: FileCheck, reason: str) -> None:
+        """What was restored is not right. `check` is a look at its file since; with `restore.verify` off
+        there was none before. If it shows nothing, the cut is to blame, or else the snapshot."""
+        if not check.is_ok:
+            if not check.is_out_of_sight:
+                await self._invalidate(job, check.reason)
+        elif job.cut is not None:
             self._p.alterations.missed(Alteration.PREFIX_CUT, job.present)
         else:
             await self._invalidate(job, reason)

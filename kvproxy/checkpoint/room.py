@@ -21,6 +21,8 @@ ROOM_SHARE = 1.1
 MARGIN_BYTES = 1 << 20
 """For manifests, logs, and a first snapshot, whose size nobody knows."""
 
+ADVICE = "nothing is saved until there is room: make some, or lower retention.max_total_bytes"
+
 
 def estimated_bytes(tokens: int | None, saved: Iterable[tuple[int, int]]) -> int:
     """What a snapshot of `tokens` will weigh, by those that were `saved` of the same model (tokens, bytes).
@@ -39,13 +41,18 @@ def estimated_bytes(tokens: int | None, saved: Iterable[tuple[int, int]]) -> int
 
 
 class Room:
-    """Asked before each save. `make_room` lets go of what is beyond the bounds of retention."""
+    """Asked before each save. `make_room` lets go of what is beyond the bounds of retention.
+
+    `lack` is why nothing is saved, for want of room on the disk; empty where none is known to be wanting.
+    """
 
     def __init__(self, files: SnapshotFiles, store: SnapshotStore, emit: Emit) -> None:
         self._files = files
         self._store = store
         self._emit = emit
-        self._is_told = False
+        self._wanted: int | None = None
+        """The bytes that were not there; None if only a save that goes well can show them."""
+        self.lack = ""
         self.make_room: Callable[[], Awaitable[object]] = _nothing
 
     async def lacks(self, fingerprint: Fingerprint, tokens: int | None) -> str | None:
@@ -56,11 +63,28 @@ class Room:
             await self.make_room()
             free = await self._files.free_bytes()
         if free is None or free >= needed:
-            self._is_told = False
+            if self._wanted is not None:
+                self.found()
             return None
-        reason = f"{human(free)} are free where the snapshots lie, and {human(needed)} are needed"
-        self._tell(reason)
-        return reason
+        return self._tell(f"{_free(free)}, and {human(needed)} are needed", needed)
+
+    async def ran_out(self) -> str:
+        """Why a save failed, if the disk is full now; else empty. To be asked before the stump is deleted."""
+        free = await self._files.free_bytes()
+        return self._tell(_free(free), None) if free is not None and free < MARGIN_BYTES else ""
+
+    def found(self) -> None:
+        """There is room again."""
+        self._wanted, self.lack = None, ""
+
+    async def look(self) -> None:
+        """See whether what was lacking last is there now."""
+        if self._wanted is not None and await self._has(self._wanted):
+            self.found()
+
+    async def _has(self, needed: int) -> bool:
+        free = await self._files.free_bytes()
+        return free is None or free >= needed
 
     def _needed(self, fingerprint: Fingerprint, tokens: int | None) -> int:
         saved = (
@@ -71,10 +95,16 @@ class Room:
         )
         return int(estimated_bytes(tokens, saved) * ROOM_SHARE) + MARGIN_BYTES
 
-    def _tell(self, reason: str) -> None:
-        if not self._is_told:
-            self._is_told = True
-            self._emit(Warned(f"{reason}; nothing is saved until there is room", ErrorCode.SAVE_FAILED))
+    def _tell(self, reason: str, wanted: int | None) -> str:
+        was_told = bool(self.lack)
+        self.lack, self._wanted = f"{reason}; {ADVICE}", wanted
+        if not was_told:
+            self._emit(Warned(self.lack, ErrorCode.SAVE_FAILED))
+        return self.lack
+
+
+def _free(free: int) -> str:
+    return f"{human(free)} are free where the snapshots lie"
 
 
 async def _nothing() -> None:

@@ -27,7 +27,11 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class DaemonError(KvproxyError):
-    """The daemon could not be asked, or said no; the message names the mend."""
+    """The daemon could not be asked, or said no, with its own code; the message names the mend."""
+
+    def __init__(self, message: str, code: str = ErrorCode.DAEMON_UNAVAILABLE) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,9 @@ class DaemonClient:
             ) from None
         body = _decoded(raw)
         if response.status != http.HTTPStatus.OK:
-            raise DaemonError(_complaint(self.url, response, body))
+            raise _complaint(self.url, response, body)
         if not isinstance(body, dict):
-            raise DaemonError(_not_kvproxy(self.url))
+            raise _not_kvproxy(self.url)
         return body
 
     def _exchange(self, method: str, path: str, timeout: float) -> tuple[http.client.HTTPResponse, bytes]:
@@ -138,25 +142,19 @@ def _decoded(raw: bytes) -> object:
         return None
 
 
-def _complaint(url: str, response: http.client.HTTPResponse, body: object) -> str:
+def _complaint(url: str, response: http.client.HTTPResponse, body: object) -> DaemonError:
     code = response.getheader(ERROR_HEADER)
     if code is None or not isinstance(body, dict):
         return _not_kvproxy(url)
     message = str(body["error"]["message"])
-    mend = _mend(code, response.status)
-    return f"{message}; {mend}" if mend else message
+    # The daemon's words are for whoever writes headers; here there are flags.
+    is_token = response.status == http.HTTPStatus.UNAUTHORIZED
+    mend = "; set KVPROXY_ADMIN__TOKEN or give --token" if is_token else ""
+    return DaemonError(message + mend, code)
 
 
-def _mend(code: str, status: int) -> str:
-    if code == ErrorCode.UNAUTHORIZED and status == http.HTTPStatus.UNAUTHORIZED:
-        return "set KVPROXY_ADMIN__TOKEN or give --token"
-    if code == ErrorCode.UNAUTHORIZED:
-        return "ask from there, or set admin.token"
-    return "`kvproxy sessions` lists those that are" if code == ErrorCode.SNAPSHOT_NOT_FOUND else ""
-
-
-def _not_kvproxy(url: str) -> str:
-    return f"what answers at {url} is not kvproxy; say with --url where it is"
+def _not_kvproxy(url: str) -> DaemonError:
+    return DaemonError(f"what answers at {url} is not kvproxy; say with --url where it is")
 
 
 def _told(error: Exception) -> str:

@@ -24,6 +24,7 @@ from kvproxy.cli import (
     snapshots,
     status,
 )
+from kvproxy.cli.daemon_client import as_json
 from kvproxy.errors import KvproxyError, SettingsError
 
 DONE = 0
@@ -61,33 +62,50 @@ COMMANDS: tuple[Command, ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 done, 1 failed, 2 wrong usage or settings."""
-    args = _parser().parse_args(argv)
     try:
-        code = int(args.run(args))
+        code = _outcome(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
         # Who reads our output has seen enough of it (`| head`). The interpreter flushes once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except SettingsError as error:
-        _complain(args.command, str(error))
-        return WRONG_USAGE
+
+
+def _outcome(argv: Sequence[str]) -> int:
+    wants_json = "--json" in argv
+    try:
+        args = _parser().parse_args(argv)
+    except _Misused as error:
+        return _fail(error.program, error, wants_json=wants_json)
+    try:
+        return int(args.run(args))
     except KvproxyError as error:
-        _complain(args.command, str(error))
-        return FAILED
+        return _fail(f"kvproxy {args.command}", error, wants_json=wants_json)
 
 
-def _complain(command: str, message: str) -> None:
-    for line in message.splitlines():
-        print(f"kvproxy {command}: {line}", file=sys.stderr)
+def _fail(program: str, error: KvproxyError, *, wants_json: bool) -> int:
+    """The words go to stderr; who asked for JSON finds an object where the answer would be."""
+    for line in str(error).splitlines():
+        print(f"{program}: {line}", file=sys.stderr)
+    if wants_json:
+        print(as_json({"error": {"code": error.code, "message": str(error)}}))
+    return WRONG_USAGE if isinstance(error, SettingsError) else FAILED
+
+
+class _Misused(SettingsError):
+    """Wrong usage of the command whose name is `program`."""
+
+    def __init__(self, program: str, message: str) -> None:
+        super().__init__(message)
+        self.program = program
 
 
 class _Parser(argparse.ArgumentParser):
     """Wrong usage is one line that names the mend, not a page."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(WRONG_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        raise _Misused(self.prog, f"{message}; see {self.prog} --help")
 
 
 def _parser() -> argparse.ArgumentParser:

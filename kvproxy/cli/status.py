@@ -49,12 +49,14 @@ def _totals(status: Json) -> str:
     stats, kept = status["stats"], status["snapshots"]
     computed, reused = stats["prompt_tokens_computed"], stats["prompt_tokens_reused"]
     share = f" ({reused / (computed + reused):.1%})" if computed + reused else ""
+    without_room = stats.get("saves_without_room", 0)
+    unbegun = f", {without_room} not begun without room on the disk" if without_room else ""
     outcomes = ", ".join(f"{stats[name]} {name}" for name in _OUTCOMES)
     return "\n".join(
         [
             f"requests  {stats['requests']}: {outcomes}",
             f"prompts   {reused} tokens reused{share}, {computed} computed",
-            f"saves     {stats['saves']}, {stats['save_failures']} failed",
+            f"saves     {stats['saves']}, {stats['save_failures']} failed{unbegun}",
             f"restores  {stats['restores']}, {stats['restore_failures']} failed, "
             f"{stats['ineffective_restores']} without effect",
             f"snapshots {kept['valid']} valid, {kept['invalid']} invalid, {human(kept['bytes'])}",

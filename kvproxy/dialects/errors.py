@@ -27,7 +27,7 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 
 def error_json(dialect: Dialect, status: int, message: str, code: str) -> bytes:
-    """The body alone, for an error that has no code of ours."""
+    """The body alone."""
     error = {"message": message, "type": kind_of(dialect, status), "code": code}
     if dialect is Dialect.ANTHROPIC:
         return orjson.dumps({"type": "error", "error": error})

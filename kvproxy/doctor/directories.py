@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
 from kvproxy.doctor.check import Change, Check, passed, unusable
 from kvproxy.errors import StateDirError
+from kvproxy.snapshots.access import STATE_DIR, trouble_with, why_unusable
 from kvproxy.snapshots.lock import StateLock
 
 STATE_DIRECTORY = "state directory"
@@ -26,15 +26,15 @@ def check_state_dir(path: Path) -> Check:
             file.write(b"kvproxy")
             file.flush()
     except OSError as error:
-        return unusable(STATE_DIRECTORY, f"{path} cannot be used: {error.strerror}", OTHER_STATE_DIR)
+        return unusable(STATE_DIRECTORY, trouble_with(path, error, STATE_DIR), OTHER_STATE_DIR)
     return _check_lock(path)
 
 
 def _check_absent(path: Path) -> Check:
     parent = next(folder for folder in path.parents if folder.exists())
-    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-        return passed(STATE_DIRECTORY, f"{path} will be made at the first start")
-    return unusable(STATE_DIRECTORY, f"{path} cannot be made in {parent}", OTHER_STATE_DIR)
+    if fault := why_unusable(parent, STATE_DIR):
+        return unusable(STATE_DIRECTORY, f"{path} cannot be made: {fault}", OTHER_STATE_DIR)
+    return passed(STATE_DIRECTORY, f"{path} will be made at the first start")
 
 
 def _check_lock(path: Path) -> Check:

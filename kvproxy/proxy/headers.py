@@ -159,7 +159,7 @@ def _refuse_loop(vias: list[bytes]) -> None:
     hops = [hop.split() for value in vias for hop in value.decode("latin-1").split(",")]
     passes = sum(1 for hop in hops if len(hop) > 1 and hop[1].lower() == _OWN_NAME)
     if passes > _PASSES_ALLOWED:
-        message = "the request came back to kvproxy: its upstream points at kvproxy itself"
+        message = "the request came back to kvproxy: let upstreams[].url name llama-server, not kvproxy"
         raise ReplyError(ErrorCode.BACKEND_UNAVAILABLE, message, status=_LOOP_DETECTED)
 
 

@@ -63,7 +63,7 @@ async def _piece(request: web.BaseRequest) -> bytes:
         async with asyncio.timeout(BODY_STALL_SECONDS):
             return await request.content.readany()
     except TimeoutError:
-        message = f"no byte of the request body came for {BODY_STALL_SECONDS:.0f} s"
+        message = f"no byte of the request body came for {BODY_STALL_SECONDS:.0f} s: send the request again"
         status = HTTPStatus.REQUEST_TIMEOUT.value
         raise ReplyError(ErrorCode.OPERATION_TIMEOUT, message, status=status) from None
 
@@ -84,7 +84,7 @@ def _within(body: bytes, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ReplyError:
-    message = f"the request body is larger than {max_bytes} bytes"
+    message = f"the request body is larger than {max_bytes} bytes: send less, or raise server.max_body_bytes"
     return ReplyError(ErrorCode.BODY_TOO_LARGE, message, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE.value)
 
 

@@ -9,12 +9,16 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import HttpVersion10, HttpVersion11, http_parser, web
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import (
+    BadStatusLine,
+    HttpProcessingError,
+    InvalidURLError,
+    LineTooLong,
+)
 
 from kvproxy.dialects.endpoints import classify
-from kvproxy.dialects.errors import error_json
-from kvproxy.errors import SettingsError
-from kvproxy.proxy.envelope import JSON, SERVER
+from kvproxy.errors import ErrorCode, ReplyError, SettingsError
+from kvproxy.proxy.envelope import error_response
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -68,11 +72,11 @@ def _well_formed(handler: Handler) -> Handler:
         if isinstance(request.protocol, _RequestHandler):
             request.protocol.has_asked()
         if request.method == "CONNECT":
-            return _refusal(request, HTTPStatus.METHOD_NOT_ALLOWED)
+            return _answer(request, _invalid(HTTPStatus.METHOD_NOT_ALLOWED, _TUNNEL))
         if request.version not in (HttpVersion10, HttpVersion11):
-            return _refusal(request, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+            return _answer(request, _invalid(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, _VERSION))
         if _lacks_host(request):
-            return _refusal(request, HTTPStatus.BAD_REQUEST)
+            return _answer(request, _invalid(HTTPStatus.BAD_REQUEST, _NO_HOST))
         return await handler(request)
 
     return checked
@@ -82,27 +86,53 @@ def _lacks_host(request: web.BaseRequest) -> bool:
     return request.version == HttpVersion11 and not request.headers.get("Host", "").strip()
 
 
-def _refusal(request: web.BaseRequest, status: HTTPStatus) -> web.Response:
-    """An answer without a code of ours, after which the connection is closed."""
-    dialect = classify(request.method, request.raw_path).dialect
-    body = error_json(dialect, status, status.phrase, "")
-    response = web.Response(status=status, body=body, headers={"Content-Type": JSON, "Server": SERVER})
+_TUNNEL = "kvproxy opens no tunnels (CONNECT): give its address as the base URL, not as an HTTP proxy"
+_VERSION = "kvproxy speaks HTTP/1.0 and HTTP/1.1: send one of these"
+_NO_HOST = "a request of HTTP/1.1 needs one Host header that is not empty: send it"
+_NO_REQUEST_LINE = (
+    "what came does not begin like HTTP/1.1: use http://, not https://, and METHOD /path HTTP/1.1"
+)
+_BAD_TARGET = "the request's target is no path as HTTP/1.1 has it: percent-encode what is in it"
+_MALFORMED = (
+    "the request is not well-formed HTTP/1.1: a header field, a length or a chunk of it is malformed, or can "
+    "be read in two ways; have the client, or what stands between, send it as RFC 9112 has it"
+)
+_LONG_TARGET = f"the request line is longer than {REQUEST_LINE_BYTES} bytes: send a shorter path or query"
+_LONG_FIELD = f"a header field is longer than {HEADER_BYTES} bytes: send a shorter one"
+_MANY_FIELDS = f"the request has more than {HEADER_COUNT} header fields: send fewer"
+_BUG = "kvproxy failed at this request, which is a bug: please report what its log says of it"
+
+
+def _invalid(status: HTTPStatus, message: str) -> ReplyError:
+    return ReplyError(ErrorCode.REQUEST_INVALID, message, status=status.value)
+
+
+def _answer(request: web.BaseRequest, error: ReplyError) -> web.Response:
+    """The answer, after which the connection is closed."""
+    response = error_response(classify(request.method, request.raw_path).dialect, error)
     response.force_close()
     return response
 
 
-def _status_of(error: BaseException | None, otherwise: int) -> HTTPStatus:
-    if isinstance(error, LineTooLong):
-        is_target = error.args[1] == REQUEST_LINE_BYTES
-        return HTTPStatus.REQUEST_URI_TOO_LONG if is_target else _HEADERS_TOO_LARGE
-    if isinstance(error, HttpProcessingError):
-        return _HEADERS_TOO_LARGE if "Too many headers" in error.message else HTTPStatus.BAD_REQUEST
-    if isinstance(error, web.RequestPayloadError):
-        return HTTPStatus.BAD_REQUEST
-    return HTTPStatus(otherwise)
-
-
-_HEADERS_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+def _refusal_of(error: BaseException | None) -> ReplyError:
+    """What to answer where the HTTP library raised `error`; never a word of what was sent."""
+    match error:
+        case LineTooLong() if error.args[1] == REQUEST_LINE_BYTES:
+            return _invalid(HTTPStatus.REQUEST_URI_TOO_LONG, _LONG_TARGET)
+        case LineTooLong():
+            return _invalid(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _LONG_FIELD)
+        case HttpProcessingError() if "Too many headers" in error.message:
+            return _invalid(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _MANY_FIELDS)
+        case BadStatusLine():
+            return _invalid(HTTPStatus.BAD_REQUEST, _NO_REQUEST_LINE)
+        case InvalidURLError():
+            return _invalid(HTTPStatus.BAD_REQUEST, _BAD_TARGET)
+        case HttpProcessingError() if "Missing 'Host'" in error.message:
+            return _invalid(HTTPStatus.BAD_REQUEST, _NO_HOST)
+        case HttpProcessingError() | web.RequestPayloadError():
+            return _invalid(HTTPStatus.BAD_REQUEST, _MALFORMED)
+        case _:
+            return ReplyError(ErrorCode.INVARIANT, _BUG, status=HTTPStatus.INTERNAL_SERVER_ERROR.value)
 
 
 class _Server(web.Server):
@@ -146,11 +176,11 @@ class _RequestHandler(web.RequestHandler):
 
         aiohttp would log a traceback for each malformed line, and send the line back to whoever wrote it.
         """
-        answer = _status_of(exc, status)
-        if answer >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        refusal = _refusal_of(exc)
+        if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             log.error("request handler failed: %s %s", request.method, request.path, exc_info=exc)
         else:
             log.debug("malformed request from %s: %s", request.remote, type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer had begun; it can only be cut off")
-        return _refusal(request, answer)
+        return _answer(request, refusal)

@@ -111,9 +111,9 @@ class LeaseDesk:
                 return await waiter.granted
         except TimeoutError:
             self._leave(waiter)
-            raise CapacityError(
-                ErrorCode.QUEUE_TIMEOUT, f"no slot came free within {self._max_wait_seconds:g} s"
-            ) from None
+            waited = f"no slot came free within {self._max_wait_seconds:g} s"
+            message = f"{waited}: try again, or raise queue.max_wait_seconds"
+            raise CapacityError(ErrorCode.QUEUE_TIMEOUT, message) from None
         except asyncio.CancelledError:
             self._leave(waiter)
             raise
@@ -396,4 +396,5 @@ class LeaseDesk:
 
 
 def _line_full() -> CapacityError:
-    return CapacityError(ErrorCode.QUEUE_FULL, "too many requests wait for a slot", status=429)
+    message = "too many requests wait for a slot: try again, or raise queue.max_waiting"
+    return CapacityError(ErrorCode.QUEUE_FULL, message, status=429)

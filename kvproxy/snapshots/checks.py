@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvproxy.identifiers import SnapshotName
 from kvproxy.slotfile.head import HEAD_BYTES, parse_head
+from kvproxy.snapshots.access import SNAPSHOT_DIR, why_unusable
 from kvproxy.snapshots.atomic import sync_directory
 from kvproxy.snapshots.manifest import FileIdentity, Generation
 from kvproxy.snapshots.opened import open_regular
@@ -70,7 +71,7 @@ def check_stored(path: Path, generation: Generation) -> FileCheck:
                 return FileCheck(identity=identity)
             return _check_moved(file, generation, identity)
     except OSError as error:
-        absence = why_unusable(path.parent) or _elsewhere(path.parent, generation)
+        absence = why_unusable(path.parent, SNAPSHOT_DIR) or _elsewhere(path.parent, generation)
         return FileCheck(absence or _describe(error), is_out_of_sight=bool(absence))
 
 
@@ -113,7 +114,7 @@ class Sight:
 
 def at_sight(directory: Path, generations: Collection[Generation]) -> Sight:
     """Says nothing of files that lie in another file system than is there now."""
-    if fault := why_unusable(directory):
+    if fault := why_unusable(directory, SNAPSHOT_DIR):
         return Sight(fault)
     looked = {
         one.name: _wrong_at_sight(directory / one.name, one)
@@ -131,18 +132,6 @@ def _elsewhere(directory: Path, generation: Generation) -> str:
         return f"{directory}: {error.strerror}"
     is_there = generation.identity is None or generation.identity.device == device
     return "" if is_there else f"{directory}: another file system is there now"
-
-
-def why_unusable(directory: Path) -> str:
-    """Why a directory cannot be read and written, by its looks; empty if it can."""
-    try:
-        is_directory = stat.S_ISDIR(os.stat(directory).st_mode)
-    except OSError as error:
-        return f"{directory}: {error.strerror}"
-    if not is_directory:
-        return f"{directory}: Not a directory"
-    may = os.access(directory, os.R_OK | os.W_OK | os.X_OK)
-    return "" if may else f"{directory}: it cannot be read and written"
 
 
 def _wrong_at_sight(path: Path, generation: Generation) -> str:

@@ -18,6 +18,7 @@ from kvproxy.identifiers import Owner, SnapshotName
 from kvproxy.slotfile.layout import Layout, read_layout, read_token_ids
 from kvproxy.slotfile.prefix import Prefix, Uncut, cut_prefix
 from kvproxy.slotfile.window import Closed, open_window
+from kvproxy.snapshots.access import SNAPSHOT_DIR, trouble_with
 from kvproxy.snapshots.checks import (
     FileCheck,
     Sight,
@@ -261,4 +262,4 @@ def _why_unusable(directory: Path) -> str | None:
         with tempfile.TemporaryFile(dir=directory):
             return None
     except OSError as error:
-        return f"{directory}: {error.strerror}"
+        return trouble_with(directory, error, SNAPSHOT_DIR)

@@ -21,7 +21,8 @@ BACK = "the directories can be used again: conversations are saved and restored"
 
 class Inspection:
     """`open_state` opens the state directory and says why it cannot, or nothing. `on_obstacle` is told why
-    nothing can be kept, each time that changes; nothing where there is no such reason any more."""
+    nothing can be kept, each time that changes; nothing where there is no such reason any more.
+    `look_for_room` sees whether there is room again on a disk that was full."""
 
     def __init__(
         self,
@@ -31,12 +32,14 @@ class Inspection:
         *,
         open_state: Callable[[], Awaitable[str]],
         on_obstacle: Callable[[str], Awaitable[None]],
+        look_for_room: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self._files = files
         self._emit = emit
         self._open_state = open_state
         self._on_obstacle = on_obstacle
+        self._look_for_room = look_for_room
         self._obstacle = ""
 
     async def run(self) -> None:
@@ -54,6 +57,7 @@ class Inspection:
         if not fault and sight.fault:
             fault = f"snapshot_dir cannot be used: {sight.fault}"
         await self._tell(fault)
+        await self._look_for_room()
         for manifest in manifests if sight.wrong else ():
             for one in manifest.generations:
                 if (reason := sight.wrong.get(one.name)) is not None:

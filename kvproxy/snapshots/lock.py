@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kvproxy.errors import StateDirError, StateDirTaken
+from kvproxy.snapshots.access import STATE_DIR, trouble_with, why_unusable
 
 _PID_BYTES = 32
 
@@ -28,9 +29,8 @@ class StateLock:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StateDirError(
-                f"cannot open {path}: {error.strerror}; make the state directory writable or set state_dir"
-            ) from error
+            trouble = why_unusable(state_dir, STATE_DIR) or trouble_with(path, error, STATE_DIR)
+            raise StateDirError(f"cannot lock state directory {trouble}") from error
         try:
             _lock(descriptor, state_dir)
         except BaseException:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kvproxy.errors import StateDirError
 from kvproxy.identifiers import Owner, SnapshotName
+from kvproxy.snapshots.access import STATE_DIR, trouble_with, why_unusable
 from kvproxy.snapshots.atomic import (
     TEMP_SUFFIX,
     Observe,
@@ -24,7 +25,6 @@ from kvproxy.snapshots.atomic import (
     unobserved,
     write_atomic,
 )
-from kvproxy.snapshots.checks import why_unusable
 from kvproxy.snapshots.lock import StateLock
 from kvproxy.snapshots.manifest import Manifest, Unreadable, decode, encode
 from kvproxy.snapshots.names import is_ours, is_owner, new_owner
@@ -62,23 +62,20 @@ class StateDir:
 
     def prepare(self) -> None:
         """Make the directories, private. StateDirError if that cannot be done."""
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for directory in (self._manifests, self._restoring, self._quarantine):
-                directory.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise StateDirError(
-                f"cannot create state directory {self.path}: {error.strerror}; "
-                "make it writable or set state_dir"
-            ) from error
+        for directory in (self.path, self._manifests, self._restoring, self._quarantine):
+            try:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                trouble = trouble_with(directory, error, STATE_DIR)
+                raise StateDirError(f"cannot create state directory {self.path}: {trouble}") from error
 
     def why_unusable(self, lock: StateLock | None) -> str:
         """What a look shows to be wrong with it; empty if nothing. `lock` is ours on it."""
         if lock is not None and not lock.stands(self.path):
             return f"state directory {self.path} is gone or another one: bring it back, or restart kvproxy"
         for directory in (self.path, self._manifests, self._restoring):
-            if fault := why_unusable(directory):
-                return f"cannot use state directory {self.path}: {fault}; make it writable or set state_dir"
+            if fault := why_unusable(directory, STATE_DIR):
+                return f"cannot use state directory {self.path}: {fault}"
         return ""
 
     def load(self) -> Loaded:
@@ -87,7 +84,8 @@ class StateDir:
             paths = sorted(self._manifests.iterdir())
             marks = sorted(os.listdir(self._restoring))
         except OSError as error:
-            raise StateDirError(f"cannot read state directory {self.path}: {error.strerror}") from error
+            trouble = trouble_with(Path(error.filename), error, STATE_DIR)
+            raise StateDirError(f"cannot read state directory {self.path}: {trouble}") from error
         manifests: list[Manifest] = []
         complaints: list[str] = []
         for path in paths:

@@ -28,7 +28,8 @@ class ServerReady:
 
 @dataclass(frozen=True, slots=True)
 class ServerUnavailable:
-    """The server stopped being usable. `state` is `loading`, `sleeping` or `unreachable`."""
+    """The server cannot be used as it should be. `state` is `loading`, `unreachable` or `degraded`: then it
+    serves and does not tell who it is."""
 
     server: ServerName
     state: str

@@ -11,6 +11,7 @@ from kvproxy.checkpoint.outcome import CheckpointOutcome, RestoreOutcome
 from kvproxy.errors import ErrorCode
 from kvproxy.sessions.lines import Cause
 from kvproxy.telemetry import events as e
+from kvproxy.upstream.facts import ServerState
 
 DEBUG, INFO, WARNING, ERROR = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
@@ -46,10 +47,12 @@ def _server_ready(event: e.ServerReady) -> Line:
 
 
 def _server_unavailable(event: e.ServerUnavailable) -> Line:
+    # One that serves and does not tell who it is is there: it is its conversations that cannot be kept.
+    is_there = event.state == ServerState.DEGRADED
     fields = {
         "server": event.server,
         "state": event.state,
-        "code": ErrorCode.BACKEND_UNAVAILABLE.value,
+        "code": (ErrorCode.BACKEND_UNSUPPORTED if is_there else ErrorCode.BACKEND_UNAVAILABLE).value,
         "reason": event.reason,
     }
     return Line(WARNING, "kv.backend.unavailable", fields)
@@ -113,6 +116,7 @@ _SAVE_CODES: Final[Mapping[CheckpointOutcome, ErrorCode]] = {
     CheckpointOutcome.EMPTY: ErrorCode.SAVE_FAILED,
     CheckpointOutcome.IMPLAUSIBLE: ErrorCode.SAVE_FAILED,
     CheckpointOutcome.REFUSED: ErrorCode.SAVE_FAILED,
+    CheckpointOutcome.FAILED: ErrorCode.SAVE_FAILED,
     CheckpointOutcome.STORE_FAILED: ErrorCode.METADATA_IO,
     CheckpointOutcome.TIMED_OUT: ErrorCode.OPERATION_TIMEOUT,
     CheckpointOutcome.UNREACHABLE: ErrorCode.BACKEND_UNAVAILABLE,
@@ -133,7 +137,8 @@ _RESTORE_CODES: Final[Mapping[RestoreOutcome, ErrorCode]] = {
     RestoreOutcome.NO_SNAPSHOT: ErrorCode.SNAPSHOT_NOT_FOUND,
     RestoreOutcome.FINGERPRINT_MISMATCH: ErrorCode.SNAPSHOT_INCOMPATIBLE,
     RestoreOutcome.SNAPSHOT_INVALID: ErrorCode.SNAPSHOT_CORRUPT,
-    RestoreOutcome.NO_ROOM: ErrorCode.RESTORE_FAILED,
+    RestoreOutcome.MEMORY_FULL: ErrorCode.RESTORE_FAILED,
+    RestoreOutcome.FAILED: ErrorCode.RESTORE_FAILED,
     RestoreOutcome.REFUSED: ErrorCode.RESTORE_FAILED,
     RestoreOutcome.IMPLAUSIBLE: ErrorCode.RESTORE_FAILED,
     RestoreOutcome.TIMED_OUT: ErrorCode.OPERATION_TIMEOUT,

@@ -62,6 +62,7 @@ class ServerGauges:
     slots: Mapping[SlotState, int] = field(default_factory=dict)
     dirty_slots: int = 0
     waiting: int = 0
+    lacks_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,9 @@ class Metrics:
         self._breaker = gauge(
             "breaker_state", "1 for the state the breaker is in.", server=servers, state=BreakerState
         )
+        self._lacks_room = gauge(
+            "disk_lacks_room", "1 while nothing is saved because the disk is full.", server=servers
+        )
         self._up = gauge("upstream_up", "1 if the server can take requests.", server=servers)
         self._queue = gauge("queue_depth", "Requests that wait for a slot.", server=servers)
         self._gauge("build_info", "1; the label tells the version.", version=(__version__,)).labels(
@@ -284,6 +288,7 @@ class Metrics:
         for breaker in BreakerState:
             self._breaker.labels(server.name, breaker).set(server.breaker is breaker)
         self._dirty_slots.labels(server.name).set(server.dirty_slots)
+        self._lacks_room.labels(server.name).set(server.lacks_room)
         self._up.labels(server.name).set(server.is_up)
         self._queue.labels(server.name).set(server.waiting)
 

@@ -31,6 +31,7 @@ class Totals:
     restore_failures: int = 0
     saves: int = 0
     save_failures: int = 0
+    saves_without_room: int = 0
     prompt_tokens_computed: int = 0
     prompt_tokens_reused: int = 0
     server_restarts: int = 0
@@ -66,6 +67,7 @@ class Tally:
             case CheckpointEnded():
                 totals.saves += event.outcome is CheckpointOutcome.PUBLISHED
                 totals.save_failures += event.outcome.is_failure
+                totals.saves_without_room += event.outcome is CheckpointOutcome.NO_ROOM
             case ServerReady():
                 totals.server_restarts += event.restarted
             case _:

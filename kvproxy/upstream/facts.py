@@ -28,7 +28,10 @@ WINDOW_MISSED = (
     "start llama-server with --swa-full"
 )
 SAVE_PATH_ADVICE = "start llama-server with --slot-save-path DIR"
+START_ADVICE = "start it there, or set upstreams[].url"
 KEY_ADVICE = "the server wants an API key for slot actions: set upstreams[].api_key"
+
+NOT_ASKED = "not asked yet"
 
 
 def cannot_be_reached(url: str, reason: str) -> str:
@@ -93,7 +96,7 @@ class Facts:
     """`reason` says why the state is not healthy."""
 
     state: ServerState = ServerState.UNREACHABLE
-    reason: str = "not asked yet"
+    reason: str = NOT_ASKED
     props: Props | None = None
     fingerprint: Fingerprint | None = None
     persistence: Persistence = field(default_factory=lambda: Persistence(PersistenceMode.UNKNOWN))

@@ -29,6 +29,8 @@ from kvproxy.upstream.client import Action
 from kvproxy.upstream.facts import (
     KEY_ADVICE,
     NO_SLOTS_ADVICE,
+    NOT_ASKED,
+    START_ADVICE,
     Facts,
     Persistence,
     PersistenceMode,
@@ -227,21 +229,21 @@ class Watch:
             return
         state = _STATES.get(answer.reason, ServerState.DEGRADED)
         reason = KEY_ADVICE if answer.reason is Obstacle.UNAUTHORIZED else answer.message
-        changed = self._p.standing.facts.state is not state
+        known = self._p.standing.facts
+        is_news = known.state is not state or known.reason == NOT_ASKED
         if state is ServerState.DEGRADED:
             # It serves, but does not tell who it is: once it does, that is a life to take up anew.
             self._p.standing.set(state=state, reason=reason, props=None, pins=False)
         else:
             self._p.standing.set(state=state, reason=reason)
         self._p.desk.suspend()
+        absence = cannot_be_reached(self.url, reason) if state is ServerState.UNREACHABLE else ""
         if state is not ServerState.LOADING:
-            is_gone = state is ServerState.UNREACHABLE
-            message = (
-                cannot_be_reached(self.url, reason) if is_gone else f"llama-server cannot be used: {reason}"
-            )
+            message = absence or f"llama-server cannot be used: {reason}"
             self._p.desk.refuse(UpstreamError(message, status=503, retry_after_seconds=1))
-        if changed:
-            self._p.emit(ServerUnavailable(self._p.server, state, reason))
+        if is_news:
+            told = f"{absence}; {START_ADVICE}" if absence else reason
+            self._p.emit(ServerUnavailable(self._p.server, state, told))
 
     async def _begin_epoch(self, props: Props, suspicions: int) -> bool:
         """Take up a new life of the server; False if doubt arose meanwhile."""

@@ -111,7 +111,7 @@ async def test_an_unknown_session_is_one_line_that_says_where_to_look(run: Run, 
     code, out, err = await run(command, "nobody")
     assert (code, out) == (1, "")
     assert err == (
-        f"kvproxy {command}: no session 'nobody' is known; `kvproxy sessions` lists those that are\n"
+        f"kvproxy {command}: no session 'nobody' is known: `kvproxy sessions` lists those that are\n"
     )
 
 

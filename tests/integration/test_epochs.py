@@ -14,7 +14,7 @@ import pytest
 from kvproxy.checkpoint.outcome import CheckpointOutcome
 from kvproxy.identifiers import SnapshotName
 from kvproxy.snapshots.store import StoreFailure
-from kvproxy.telemetry.events import CheckpointEnded, ServerReady, VolatileSlotsSeen
+from kvproxy.telemetry.events import CheckpointEnded, ServerReady, ServerUnavailable, VolatileSlotsSeen
 from kvproxy.upstream.watch import FRESH_SECONDS
 from scripts.ports import free_port
 from tests.fakes.actions import Saved
@@ -319,11 +319,14 @@ async def test_a_loading_server_answers_for_itself_and_readyz_says_why(tmp_path:
 async def test_without_a_server_we_serve_say_so_and_take_it_up_when_it_comes(tmp_path: Path) -> None:
     port = free_port()
     async with lonely(tmp_path, port) as proxy:
+        await proxy.until(lambda: proxy.heard(ServerUnavailable))
         absent = await proxy.turn(Talk("alpha"))
         assert (absent.status, absent.code) == (503, "KV_BACKEND_UNAVAILABLE")
         assert int(absent.headers["Retry-After"]) >= 1
         words = f"llama-server at http://127.0.0.1:{port} cannot be reached: connection refused"
         assert absent.body["error"]["message"] == words
+        (told,) = proxy.heard(ServerUnavailable)
+        assert told.reason.startswith(words)
         assert (await proxy.admin("GET", "healthz")).status == 200
         ready = await proxy.admin("GET", "readyz")
         assert (ready.status, ready.body["status"]) == (503, "unreachable")

@@ -40,13 +40,13 @@ def planned(failure: Failure) -> Callable[[Faults], None]:
 
 
 BAD_RESTORES: dict[str, tuple[Callable[[Faults], None], RestoreOutcome]] = {
-    "failed": (planned(Failure.ERROR), RestoreOutcome.REFUSED),
+    "failed": (planned(Failure.ERROR), RestoreOutcome.FAILED),
     "cut off": (planned(Failure.CLOSE), RestoreOutcome.UNREACHABLE),
     "answer lost": (planned(Failure.LOST_ANSWER), RestoreOutcome.UNREACHABLE),
-    "answer garbled": (planned(Failure.GARBAGE), RestoreOutcome.REFUSED),
+    "answer garbled": (planned(Failure.GARBAGE), RestoreOutcome.FAILED),
     "too few tokens": (lambda faults: setattr(faults, "n_restored_delta", -1), RestoreOutcome.IMPLAUSIBLE),
     "too many tokens": (lambda faults: setattr(faults, "n_restored_delta", 1), RestoreOutcome.IMPLAUSIBLE),
-    "another slot": (lambda faults: setattr(faults, "id_slot_delta", 1), RestoreOutcome.REFUSED),
+    "another slot": (lambda faults: setattr(faults, "id_slot_delta", 1), RestoreOutcome.FAILED),
     "hanging": (planned(Failure.HANG), RestoreOutcome.TIMED_OUT),
 }
 

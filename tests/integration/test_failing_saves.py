@@ -41,15 +41,15 @@ def miscounted(delta: int) -> Callable[[Faults], None]:
 
 
 BAD_SAVES: dict[str, tuple[Callable[[Faults], None], CheckpointOutcome]] = {
-    "refused": (planned(Failure.ERROR), CheckpointOutcome.REFUSED),
+    "failed": (planned(Failure.ERROR), CheckpointOutcome.FAILED),
     "cut off": (planned(Failure.CLOSE), CheckpointOutcome.UNREACHABLE),
     "answer lost": (planned(Failure.LOST_ANSWER), CheckpointOutcome.UNREACHABLE),
-    "answer garbled": (planned(Failure.GARBAGE), CheckpointOutcome.REFUSED),
-    "disk full": (planned(Failure.FULL_DISK), CheckpointOutcome.REFUSED),
+    "answer garbled": (planned(Failure.GARBAGE), CheckpointOutcome.FAILED),
+    "disk full": (planned(Failure.FULL_DISK), CheckpointOutcome.FAILED),
     "disk full, unnoticed": (planned(Failure.SHORT_FILE), CheckpointOutcome.IMPLAUSIBLE),
     "too few tokens": (miscounted(-100), CheckpointOutcome.IMPLAUSIBLE),
     "too many tokens": (miscounted(100), CheckpointOutcome.IMPLAUSIBLE),
-    "another slot": (lambda faults: setattr(faults, "id_slot_delta", 1), CheckpointOutcome.REFUSED),
+    "another slot": (lambda faults: setattr(faults, "id_slot_delta", 1), CheckpointOutcome.FAILED),
 }
 
 
@@ -264,7 +264,20 @@ async def test_a_disk_without_room_costs_no_save_and_nobodys_answer(
         assert endings(here) == [CheckpointOutcome.NO_ROOM] * 3
         assert "save" not in {deed for deed, _ in here.deeds}
         assert len(here.proxy.heard(Warned)) == 1
+        status = await here.proxy.status()
+        (server,) = status["servers"]
+        assert (server["state"], server["persistence"]["mode"]) == ("degraded", "plain")
+        assert "are free where the snapshots lie" in server["reason"]
+        assert server["persistence"]["reason"] == server["reason"]
+        assert (status["stats"]["saves_without_room"], status["stats"]["save_failures"]) == (3, 0)
+        ready = await here.proxy.admin("GET", "readyz")
+        assert (ready.status, ready.body) == (200, {"status": "degraded", "reason": server["reason"]})
+        text = (await here.proxy.get("/metrics")).raw.decode()
+        assert 'kvproxy_disk_lacks_room{server="main"} 1.0' in text
+        assert 'kvproxy_checkpoints_total{outcome="no_room",server="main",trigger="switch"} 3.0' in text
         monkeypatch.undo()
         await here.proxy.turn(a)
         await here.proxy.at_rest()
         assert endings(here)[-1] == CheckpointOutcome.PUBLISHED
+        (server,) = (await here.proxy.status())["servers"]
+        assert (server["state"], server["reason"], server["persistence"]["reason"]) == ("healthy", "", "")

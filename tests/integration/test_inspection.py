@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvproxy.snapshots import inspection
-from kvproxy.telemetry.events import CheckpointEnded, SnapshotInvalidated, Warned
+from kvproxy.telemetry.events import CheckpointEnded, PersistenceTripped, SnapshotInvalidated, Warned
 from tests.fakes.llama_server import FakeLlamaServer
 from tests.support.proxy import House, KvProxy, house, make_settings
 from tests.support.talk import Talk
@@ -67,6 +67,30 @@ async def test_a_snapshot_directory_that_is_away_for_a_while_costs_no_snapshot(t
         await here.fake.restart()
         assert (await here.proxy.turn(talk)).told == ("restored", None)
         assert here.proxy.heard(SnapshotInvalidated) == []
+
+
+@pytest.mark.parametrize("which", ["slot_dir", "state_dir"])
+async def test_what_fails_while_a_directory_is_away_is_not_held_against_the_server_afterwards(
+    tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "ROUND_SECONDS", 3600.0)  # nobody has looked yet
+    failure = {"max_consecutive_failures": 2, "cooldown_seconds": 3600}
+    async with house(tmp_path, slots=1, failure=failure) as here:
+        directory: Path = getattr(here, which)
+        talk = await saved(here, "alpha")
+        directory.rename(tmp_path / "away")
+        for _ in range(3):
+            await here.proxy.turn(talk)
+            await here.proxy.admin("POST", "flush")
+            ended = here.proxy.heard(CheckpointEnded)[-1]
+            assert (ended.outcome, str(directory) in ended.detail) == ("store_failed", True)
+        assert here.proxy.heard(PersistenceTripped) == []
+
+        (tmp_path / "away").rename(directory)
+
+        await here.proxy.turn(talk)
+        await here.proxy.admin("POST", "flush")
+        assert here.proxy.heard(CheckpointEnded)[-1].outcome == "published"
 
 
 async def test_a_state_directory_that_goes_away_is_told_and_used_again_when_it_is_back(

@@ -82,8 +82,39 @@ async def test_a_malformed_request_is_a_400_that_closes_and_reaches_nobody(reque
             await client.send(request_bytes)
             answer = await asyncio.wait_for(client.rest(), 10)
     assert status(answer) == 400
-    assert answer.count(b"HTTP/1.") == 1
+    assert answer.count(b" 400 Bad Request\r\n") == 1
     assert server.connections == 0
+    assert_names_cause_and_mend(*answer.split(b"\r\n\r\n", 1))
+
+
+def assert_names_cause_and_mend(head: bytes, body: bytes) -> None:
+    error = orjson.loads(body)["error"]
+    assert set(error) == {"message", "type", "code"}
+    assert error["code"] == "KV_REQUEST_INVALID"
+    assert ("X-KVProxy-Error", "KV_REQUEST_INVALID") in fields(head)
+    assert ": " in error["message"] or "; " in error["message"]  # what is wrong, then what to do
+
+
+CAUSES = {
+    "tls on a plain port": "use http://, not https://",
+    "an odd version": "METHOD /path HTTP/1.1",
+    "a raw byte in the target": "percent-encode",
+    "no host": "needs one Host header",
+    "an empty host": "needs one Host header",
+    "two lengths": "a header field, a length or a chunk",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), CAUSES.items(), ids=CAUSES)
+async def test_a_malformed_request_is_told_what_was_wrong_with_it(name: str, words: str) -> None:
+    _, body, _ = await refused(MALFORMED[name])
+    assert words in orjson.loads(body)["error"]["message"]
+
+
+async def test_what_is_wrong_with_a_request_is_told_in_the_callers_dialect() -> None:
+    _, body, _ = await refused(b"POST /v1/messages HTTP/1.1\r\nHost: \r\nContent-Length: 0\r\n\r\n")
+    document = orjson.loads(body)
+    assert (document["type"], document["error"]["code"]) == ("error", "KV_REQUEST_INVALID")
 
 
 BAD_CHUNKS = {
@@ -104,8 +135,9 @@ async def test_a_bad_chunk_is_a_400_that_closes_and_reaches_nobody(chunks: bytes
             await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
             answer = await asyncio.wait_for(client.rest(), 10)
     assert status(answer) == 400
-    assert answer.count(b"HTTP/1.") == 1
+    assert answer.count(b" 400 Bad Request\r\n") == 1
     assert server.connections == 0
+    assert_names_cause_and_mend(*answer.split(b"\r\n\r\n", 1))
 
 
 async def test_a_refusal_says_nothing_of_the_request_to_the_client_or_the_log(
@@ -119,14 +151,16 @@ async def test_a_refusal_says_nothing_of_the_request_to_the_client_or_the_log(
 
 
 async def test_connect_is_not_a_method_here() -> None:
-    head, _, connections = await refused(b"CONNECT h:443 HTTP/1.1\r\nHost: h:443\r\n\r\n")
+    head, body, connections = await refused(b"CONNECT h:443 HTTP/1.1\r\nHost: h:443\r\n\r\n")
     assert (status(head), connections) == (405, 0)
+    assert_names_cause_and_mend(head, body)
 
 
 @pytest.mark.parametrize("line", [b"GET /", b"GET / HTTP/2.0"])
 async def test_other_versions_of_the_protocol_are_a_505(line: bytes) -> None:
-    head, _, connections = await refused(line + b"\r\nHost: h\r\n\r\n")
+    head, body, connections = await refused(line + b"\r\nHost: h\r\n\r\n")
     assert (status(head), connections) == (505, 0)
+    assert_names_cause_and_mend(head, body)
 
 
 either_way = pytest.mark.parametrize("streams", [False, True])
@@ -214,14 +248,17 @@ async def test_expect_is_not_passed_on() -> None:
 async def test_a_target_as_long_as_the_servers_own_limit_passes_and_a_longer_one_is_a_414() -> None:
     for length, expected in ((32_768, 200), (40_000, 414)):
         target = b"/" + b"x" * (length - 1)
-        head, _, _ = await refused(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % target)
+        head, body, _ = await refused(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % target)
         assert status(head) == expected
+        if expected == 414:
+            assert_names_cause_and_mend(head, body)
 
 
 @pytest.mark.parametrize("lines", [b"X-A: " + b"x" * 20_000 + b"\r\n", b"X-A: 1\r\n" * 200])
 async def test_fields_too_long_or_too_many_are_a_431(lines: bytes) -> None:
-    head, _, connections = await refused(b"GET / HTTP/1.1\r\nHost: h\r\n" + lines + b"\r\n")
+    head, body, connections = await refused(b"GET / HTTP/1.1\r\nHost: h\r\n" + lines + b"\r\n")
     assert (status(head), connections) == (431, 0)
+    assert_names_cause_and_mend(head, body)
 
 
 async def test_a_request_that_comes_back_to_us_is_a_508() -> None:

@@ -118,7 +118,7 @@ async def test_where_files_are_not_seen_a_restore_that_is_refused_makes_room_and
 
         assert (await here.proxy.turn(a)).told == ("restored", None)
 
-        assert restores(here) == ["no_room", "restored"]
+        assert restores(here) == ["memory_full", "restored"]
         assert len(here.proxy.heard(SharedMemorySeen)) == 1
         assert here.proxy.heard(SnapshotInvalidated) == []
 

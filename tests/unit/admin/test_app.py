@@ -77,6 +77,7 @@ class Room(World):
             shows_metrics=True,
             metrics_are_public=False,
             is_draining=lambda: self.is_draining,
+            lack=lambda: self.checkpointer.room.lack,
         )
         self.face = AdminFace(replace(parts, **changes))
 
@@ -143,6 +144,7 @@ class TestWhoMay:
     async def test_without_a_token_nobody_else_may(self, remote: str | None) -> None:
         refusal = await Room().refused("/kvproxy/status", remote=remote)
         assert (refusal.status, refusal.code) == (403, ErrorCode.UNAUTHORIZED)
+        assert "ask from there, or set admin.token" in refusal.message
 
     async def test_with_a_token_who_has_it_may_ask_from_anywhere(self) -> None:
         room = Room(token="geheim-ä")
@@ -157,13 +159,16 @@ class TestWhoMay:
     async def test_with_a_token_nobody_else_may_not_even_this_machine(self, given: str) -> None:
         refusal = await Room(token="secret").refused("/kvproxy/status", Authorization=given)
         assert refusal.status == 401
+        assert "send admin.token" in refusal.message
 
     async def test_metrics_are_the_operators_unless_they_are_public(self) -> None:
         assert (await Room().refused("/metrics", remote="192.0.2.1")).status == 403
         assert (await Room(metrics_are_public=True).ask("/metrics", remote="192.0.2.1")).status == 200
 
     async def test_metrics_may_be_off(self) -> None:
-        assert (await Room(shows_metrics=False, metrics_are_public=True).refused("/metrics")).status == 404
+        refusal = await Room(shows_metrics=False, metrics_are_public=True).refused("/metrics")
+        assert (refusal.status, refusal.code) == (404, ErrorCode.ROUTE_NOT_FOUND)
+        assert "metrics.enabled" in refusal.message
 
 
 class TestLooking:
@@ -199,6 +204,7 @@ class TestLooking:
     async def test_a_session_that_is_not_known_is_not_found(self) -> None:
         refusal = await Room().refused("/kvproxy/sessions/nobody")
         assert (refusal.status, refusal.code) == (404, ErrorCode.SNAPSHOT_NOT_FOUND)
+        assert "`kvproxy sessions` lists" in refusal.message
 
     async def test_the_metrics_show_the_state_of_now(self) -> None:
         room = Room()
@@ -208,23 +214,25 @@ class TestLooking:
         assert b'kvproxy_dirty_slots{server="main"} 1.0' in answer.body
 
     @pytest.mark.parametrize(
-        ("method", "path"),
+        ("method", "path", "mend"),
         [
-            ("GET", "/kvproxy"),
-            ("GET", "/kvproxy/nothing"),
-            ("POST", "/kvproxy/status"),
-            ("GET", "/kvproxy/flush"),
-            ("POST", f"/kvproxy/sessions/{A}"),
-            ("GET", f"/kvproxy/sessions/{A}/save"),
-            ("POST", f"/kvproxy/sessions/{A}/dance"),
-            ("DELETE", f"/kvproxy/sessions/{A}/save"),
+            ("GET", "/kvproxy", "docs/commands.md"),
+            ("GET", "/kvproxy/nothing", "docs/commands.md"),
+            ("POST", "/kvproxy/status", "ask with GET"),
+            ("GET", "/kvproxy/flush", "ask with POST"),
+            ("POST", f"/kvproxy/sessions/{A}", "ask with GET or DELETE"),
+            ("GET", f"/kvproxy/sessions/{A}/save", "ask with POST"),
+            ("POST", f"/kvproxy/sessions/{A}/dance", "docs/commands.md"),
+            ("DELETE", f"/kvproxy/sessions/{A}/save", "ask with POST"),
+            ("POST", f"/kvproxy/sessions/{A}/save/more", "docs/commands.md"),
         ],
     )
-    async def test_what_does_not_exist_is_not_found(self, method: str, path: str) -> None:
+    async def test_what_does_not_exist_is_not_found(self, method: str, path: str, mend: str) -> None:
         room = Room()
         room.session(A)
         refusal = await room.refused(path, method=method)
-        assert (refusal.status, refusal.code) == (404, ErrorCode.ROUTE_FORBIDDEN)
+        assert (refusal.status, refusal.code) == (404, ErrorCode.ROUTE_NOT_FOUND)
+        assert mend in refusal.message
 
 
 class TestActing:

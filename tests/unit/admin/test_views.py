@@ -9,7 +9,7 @@ from kvproxy.admin.views import server_view, session_view, slot_view, snapshot_v
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.identifiers import SlotId
 from kvproxy.upstream.breaker import BreakerState
-from kvproxy.upstream.facts import Facts
+from kvproxy.upstream.facts import Facts, Persistence, PersistenceMode, ServerState
 from tests.support.fakes_core import FINGERPRINT, MAIN, PROPS, A, B, World, generation_of, manifest_of, stay
 
 S0 = SlotId(0)
@@ -76,6 +76,23 @@ def test_slots_that_share_one_memory_show_how_much_that_is(
     facts = Facts(props=replace(PROPS, total_slots=slots), shares_memory=shares)
     shown = server_view(MAIN, "", 0, facts, BreakerState.CLOSED, [], 0)
     assert shown["shared_tokens"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "shown"),
+    [
+        (ServerState.HEALTHY, "", ("degraded", "full")),
+        (ServerState.SLEEPING, "", ("sleeping", "")),
+        (ServerState.DEGRADED, "its own", ("degraded", "its own")),
+    ],
+)
+def test_a_full_disk_takes_from_a_server_that_is_well_and_is_told_with_its_persistence(
+    state: ServerState, reason: str, shown: tuple[str, str]
+) -> None:
+    facts = Facts(state=state, reason=reason, persistence=Persistence(PersistenceMode.PLAIN))
+    view = server_view(MAIN, "", 0, facts, BreakerState.CLOSED, [], 0, "full")
+    assert (view["state"], view["reason"]) == shown
+    assert view["persistence"] == {"mode": "plain", "reason": "full"}
 
 
 def test_a_server_that_was_not_asked_yet_can_be_shown() -> None:

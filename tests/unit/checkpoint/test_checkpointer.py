@@ -176,7 +176,7 @@ class TestSkipped:
     async def test_nothing_is_saved_of_a_session_whose_client_forbade_the_disk(self) -> None:
         w = world()
         w.session(A, may_persist=False)
-        assert (await save(w, Trigger.MANUAL)).outcome is O.OFF
+        assert (await save(w, Trigger.MANUAL)).outcome is O.UNWANTED
         assert w.log == []
 
     async def test_nothing_is_saved_before_the_server_told_what_it_runs(self) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.cutter import is_worth_cutting
-from kvproxy.checkpoint.outcome import RestoreOutcome, Verdict
-from kvproxy.checkpoint.restorer import Restoration
+from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome, Verdict
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.slotfile.prefix import Uncut
 from kvproxy.snapshots.alterations import Alteration

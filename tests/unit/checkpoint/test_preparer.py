@@ -8,7 +8,7 @@ import pytest
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.checkpoint.policy import CheckpointPolicy
-from kvproxy.checkpoint.restorer import NO_ROOM
+from kvproxy.checkpoint.restorer import MEMORY_IS_FULL
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import Lease, Purpose, Want
@@ -240,6 +240,13 @@ class TestColdReasons:
         for reason, w in cases:
             assert await prepare(w, A, requests=1) == Preparation(Outcome.COLD, reason)
 
+    async def test_that_the_operator_wants_no_restores_is_not_told_as_the_servers_doing(self) -> None:
+        w = one_slot(restores=False)
+        w.keep(manifest_of(A))
+        assert await prepare(w, A, requests=1) == Preparation(Outcome.COLD, Reason.RESTORE_OFF)
+        other = one_slot(restores=False)
+        assert await prepare(other, B) == Preparation(Outcome.COLD, Reason.NEW_SESSION)
+
     async def test_an_open_breaker_is_told(self) -> None:
         w = one_slot(max_failures=1)
         w.keep(manifest_of(A))
@@ -374,7 +381,9 @@ class TestDraftModel:
 class TestRoom:
     """The server's memory is shared, and full of other slots when session A is to come back to slot 0."""
 
-    FULL = ActionFailure(Fault.REFUSED, f"Unable to restore slot: {NO_ROOM} or invalid slot save file", 400)
+    FULL = ActionFailure(
+        Fault.REFUSED, f"Unable to restore slot: {MEMORY_IS_FULL} or invalid slot save file", 400
+    )
 
     def world(self, *restores: object) -> World:
         w = World()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kvproxy.boundary.turn import Asked
-from kvproxy.checkpoint.outcome import RestoreOutcome
-from kvproxy.checkpoint.restorer import DIED, NO_ROOM, Restoration
+from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome
+from kvproxy.checkpoint.restorer import DIED, MEMORY_IS_FULL
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.canary import Canary
@@ -119,7 +119,7 @@ class TestNotTried:
         assert (result.outcome, result.detail, w.log) == (O.OFF, "no save path", [])
 
     async def test_nothing_is_restored_where_the_operator_wants_none(self) -> None:
-        assert (await restore(world(restores=False))).outcome is O.OFF
+        assert (await restore(world(restores=False))).outcome is O.DISABLED
 
     async def test_a_snapshot_that_does_not_fit_the_slot_is_kept(self) -> None:
         w = World()
@@ -235,6 +235,48 @@ class TestVerified:
         assert (await restore(w)).outcome is O.RESTORED
 
 
+class TestFailedUnchecked:
+    """With `restore.verify` off nothing was looked at before; what is blamed is what a look shows then."""
+
+    @pytest.mark.parametrize("answer", ["refused", "implausible"])
+    async def test_a_file_that_is_not_what_was_published_is_named_so(self, answer: str) -> None:
+        w = self.world(answer)
+        w.files.bad[name(w)] = "file is 1 bytes instead of 5000"
+        await restore(w)
+        assert stored(w).current.invalid_reason == "file is 1 bytes instead of 5000"
+
+    async def test_a_damaged_file_is_not_taken_for_want_of_room(self) -> None:
+        w = self.world("refused", MEMORY_IS_FULL)
+        w.house(1, stay(B))
+        w.files.bad[name(w)] = "file is missing"
+        assert (await restore(w)).outcome is O.REFUSED
+        assert stored(w).current.invalid_reason == "file is missing"
+
+    @pytest.mark.parametrize(
+        ("answer", "outcome"), [("refused", O.STORE_FAILED), ("implausible", O.IMPLAUSIBLE)]
+    )
+    async def test_a_directory_that_is_not_there_condemns_no_snapshot(self, answer: str, outcome: O) -> None:
+        w = self.world(answer)
+        w.files.absence = "/slots: No such file or directory"
+        assert (await restore(w)).outcome is outcome
+        assert stored(w).current.is_valid
+
+    @pytest.mark.parametrize(
+        ("answer", "reason"),
+        [("refused", "the server refused it: no"), ("implausible", "the server restored 999 tokens of 1000")],
+    )
+    async def test_of_a_file_that_nothing_is_wrong_with_the_servers_word_counts(
+        self, answer: str, reason: str
+    ) -> None:
+        w = self.world(answer)
+        await restore(w)
+        assert stored(w).current.invalid_reason == reason
+
+    def world(self, answer: str, words: str = "no") -> World:
+        refusal = ActionFailure(Fault.REFUSED, words, 400)
+        return world(refusal if answer == "refused" else Restored(999, 5000), verify=False)
+
+
 class TestFailed:
     async def test_a_snapshot_the_server_refuses_is_invalid_and_the_server_not_to_blame(self) -> None:
         w = world(ActionFailure(Fault.REFUSED, "Unable to restore slot", 400), max_failures=1)
@@ -248,15 +290,15 @@ class TestFailed:
         assert w.store.marks == set()
 
     async def test_a_server_without_room_does_not_make_the_snapshot_invalid(self) -> None:
-        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {NO_ROOM}", 400))
+        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {MEMORY_IS_FULL}", 400))
         w.house(1, stay(B))
 
-        assert (await restore(w)).outcome is O.NO_ROOM
+        assert (await restore(w)).outcome is O.MEMORY_FULL
         assert stored(w).current.is_valid
         assert w.actions.breaker_state is BreakerState.CLOSED
 
     async def test_where_no_other_slot_takes_room_the_same_words_mean_the_snapshot(self) -> None:
-        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {NO_ROOM}", 400))
+        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {MEMORY_IS_FULL}", 400))
 
         assert (await restore(w)).outcome is O.REFUSED
         assert not stored(w).current.is_valid
@@ -264,7 +306,7 @@ class TestFailed:
     async def test_a_server_that_fails_counts_against_the_breaker_and_keeps_the_snapshot(self) -> None:
         w = world(ActionFailure(Fault.FAILED, "HTTP 500", 500), max_failures=1)
 
-        assert (await restore(w)).outcome is O.REFUSED
+        assert (await restore(w)).outcome is O.FAILED
         assert stored(w).current.is_valid
         assert w.actions.breaker_state is BreakerState.OPEN
 
@@ -365,7 +407,7 @@ class TestDraftModel:
         w = world()
         w.table.speculates = True
         w.server.answer("erase", ActionFailure(Fault.FAILED, "HTTP 500", 500))
-        assert (await restore(w)).outcome is O.REFUSED
+        assert (await restore(w)).outcome is O.FAILED
         assert w.log == ["erase 0"]
         assert w.state() == "idle"
         assert stored(w).current.is_valid
@@ -375,7 +417,7 @@ class TestDraftModel:
         w.table.speculates = True
         late = Late()
         w.server.answer("erase", late)
-        assert (await restore(w)).outcome is O.REFUSED
+        assert (await restore(w)).outcome is O.FAILED
         assert w.state() == "quarantined"
         late.end(Erased(1))
         await settle()

@@ -5,8 +5,9 @@ import pytest
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.room import MARGIN_BYTES, estimated_bytes
 from kvproxy.identifiers import SlotId
+from kvproxy.snapshots.files import FileCheck
 from kvproxy.telemetry.events import Warned
-from kvproxy.upstream.replies import Saved
+from kvproxy.upstream.replies import ActionFailure, Fault, Saved
 from tests.support.fakes_core import A, B, World, generation_of, manifest_of, stay
 
 S0 = SlotId(0)
@@ -104,3 +105,40 @@ async def test_a_life_that_passes_while_the_disk_is_looked_at_gets_no_save() -> 
     w.checkpointer.room.make_room = die
     assert await save(w) is CheckpointOutcome.SUPERSEDED
     assert "save 0" not in w.log
+
+
+async def test_what_is_lacking_is_known_until_there_is_room_for_it() -> None:
+    w = world(0)
+    room = w.checkpointer.room
+    assert room.lack == ""
+    await save(w)
+    assert "0 bytes are free where the snapshots lie" in room.lack
+    assert "retention.max_total_bytes" in room.lack
+    w.files.free = [NEEDED - 1]
+    await room.look()
+    assert room.lack
+    w.files.free = [NEEDED]
+    await room.look()
+    assert room.lack == ""
+
+
+@pytest.mark.parametrize("how", ["refused", "a stump"])
+async def test_a_disk_that_fills_up_during_a_save_is_named_and_known_until_one_is_published(how: str) -> None:
+    w = world(NEEDED, 0)
+    if how == "refused":
+        w.server.answer("save", ActionFailure(Fault.FAILED, "HTTP 500: Unable to save slot", 500))
+    else:
+        w.files.saved = FileCheck("file is 10 bytes instead of 5000")
+    result = await w.checkpointer.save(S0, w.table.epoch, Trigger.IDLE)
+    assert result.outcome.is_failure
+    assert "0 bytes are free where the snapshots lie" in result.detail
+    assert result.detail.endswith(w.checkpointer.room.lack)
+    assert len(w.sink.of(Warned)) == 1
+
+    w.files.free = [NEEDED]
+    await w.checkpointer.room.look()
+    assert w.checkpointer.room.lack  # what the failed save left behind is deleted: that is no sign of room
+    w.files.saved = FileCheck()
+    w.server.answer("save", Saved(1000, 5000))
+    assert await save(w) is CheckpointOutcome.PUBLISHED
+    assert w.checkpointer.room.lack == ""

@@ -147,7 +147,7 @@ class TestNotRewound:
 
         looked.set_result((idle(0), idle(1)))
 
-        assert await saving is CheckpointOutcome.REFUSED
+        assert await saving is CheckpointOutcome.FAILED
         assert (w.state(), w.occupant()) == ("idle", None)
         assert "save 0" not in w.log
 
@@ -161,7 +161,7 @@ class TestNotRewound:
 
         w.clock.advance(QUIET_SECONDS + 0.1)
 
-        assert await saving is CheckpointOutcome.REFUSED
+        assert await saving is CheckpointOutcome.FAILED
         assert w.state() == "idle"
 
     async def test_whoever_is_to_have_the_slot_waits_for_that(self) -> None:
@@ -182,7 +182,7 @@ class TestNotRewound:
         w, looked = self.lost()
         w.standing.set(state=ServerState.UNREACHABLE)
 
-        assert await save(w) is CheckpointOutcome.REFUSED
+        assert await save(w) is CheckpointOutcome.FAILED
         assert (w.state(), w.occupant()) == ("quarantined", None)
 
         looked.set_result((idle(0), idle(1)))
@@ -199,7 +199,7 @@ class TestNotRewound:
         w.table.begin_epoch(2)
         rendering.set_result(PROMPT)
 
-        assert await saving is CheckpointOutcome.REFUSED
+        assert await saving is CheckpointOutcome.FAILED
         assert "render" in w.log
         assert evaluated(w) == []
 

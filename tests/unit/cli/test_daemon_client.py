@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 from pathlib import Path
 
@@ -106,21 +107,40 @@ def test_a_daemon_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> No
             DaemonClient(url).get("/x")
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "mend"),
-    [
-        (401, "KV_UNAUTHORIZED", "set KVPROXY_ADMIN__TOKEN or give --token"),
-        (403, "KV_UNAUTHORIZED", "ask from there, or set admin.token"),
-        (404, "KV_SNAPSHOT_NOT_FOUND", "`kvproxy sessions` lists those that are"),
-    ],
-)
-def test_what_the_daemon_refuses_is_told_with_the_mend(
-    daemon: Daemon, ask: Ask, status: int, code: str, mend: str
-) -> None:
-    daemon.refuses("GET", "/kvproxy/status", status, code, "the reason")
+def test_who_lacks_the_token_is_told_the_flag(daemon: Daemon, ask: Ask) -> None:
+    daemon.refuses("GET", "/kvproxy/status", 401, "KV_UNAUTHORIZED", "the reason")
     shown = ask("status")
     assert (shown.code, shown.out) == (1, "")
-    assert shown.err == f"kvproxy status: the reason; {mend}\n"
+    assert shown.err == "kvproxy status: the reason; set KVPROXY_ADMIN__TOKEN or give --token\n"
+
+
+ASKING = ("status", "slots", "sessions", "snapshots", "save s", "invalidate s", "purge s", "flush", "gc")
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_with_json_what_the_daemon_refuses_is_an_object_on_stdout_too(
+    daemon: Daemon, ask: Ask, command: str
+) -> None:
+    paths = {"save s": "sessions/s/save", "invalidate s": "sessions/s/invalidate", "purge s": "sessions/s"}
+    for method in ("GET", "POST", "DELETE"):
+        daemon.refuses(method, f"/kvproxy/{paths.get(command, command)}", 502, "KV_SAVE_FAILED", "it is full")
+    shown = ask(*command.split(), "--json")
+    assert shown.code == 1
+    assert shown.json == {"error": {"code": "KV_SAVE_FAILED", "message": "it is full"}}
+    assert shown.err == f"kvproxy {command.split()[0]}: it is full\n"
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_with_json_a_daemon_that_is_not_there_is_an_object_on_stdout_too(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert main([*command.split(), "--json", "--url", f"http://127.0.0.1:{port}"]) == 1
+    shown = capsys.readouterr()
+    error = json.loads(shown.out)["error"]
+    assert error["code"] == "KV_DAEMON_UNAVAILABLE"
+    assert shown.err == f"kvproxy {command.split()[0]}: {error['message']}\n"
 
 
 def test_another_error_of_the_daemon_is_told_as_it_is(daemon: Daemon, ask: Ask) -> None:
@@ -134,6 +154,7 @@ def test_what_is_not_kvproxy_is_recognised(daemon: Daemon, ask: Ask, status: int
     shown = ask("status")
     assert shown.code == 1
     assert "is not kvproxy" in shown.err
+    assert ask("status", "--json").json["error"]["code"] == "KV_DAEMON_UNAVAILABLE"
 
 
 def test_a_session_id_cannot_leave_its_place_in_the_path() -> None:

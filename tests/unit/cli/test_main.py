@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from kvproxy import __version__
 from kvproxy.cli import main
+from kvproxy.cli.main import COMMANDS, Command
 from kvproxy.errors import KvproxyError, SettingsError, StateDirError
 
 # The package has a function of the module's name; only the import system still finds the module.
@@ -24,6 +26,12 @@ def install(monkeypatch: pytest.MonkeyPatch, outcome: int | KvproxyError) -> Non
 
     command = SimpleNamespace(NAME="try", HELP="Try.", add_arguments=lambda parser: None, run=run)
     monkeypatch.setattr(cli_main, "COMMANDS", (command,))
+
+
+def accepts_json(command: Command) -> bool:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return "--json" in parser.format_help()
 
 
 @pytest.mark.parametrize(
@@ -51,13 +59,39 @@ def test_an_outcome_is_an_exit_code_and_an_error_a_line(
 def test_wrong_usage_is_one_line_on_stderr_and_exit_2(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(argv)
+    assert main(argv) == 2
     shown = capsys.readouterr()
-    assert caught.value.code == 2
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert "--help" in shown.err
+
+
+WITH_JSON = [command.NAME for command in COMMANDS if accepts_json(command)]
+
+
+@pytest.mark.parametrize("command", WITH_JSON)
+def test_wrong_usage_with_json_is_an_object_beside_the_line(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--json", "--nope"]) == 2
+    shown = capsys.readouterr()
+    error = json.loads(shown.out)["error"]
+    assert error["code"] == "KV_USAGE_INVALID"
+    assert shown.err.endswith(f": {error['message']}\n")
+
+
+@pytest.mark.parametrize("command", sorted({*WITH_JSON} - {"inspect"}))  # which takes no settings
+def test_wrong_settings_with_json_are_an_object_beside_the_line(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPROXY_SERVER__LISTEN", "nonsense")
+    session = ["s"] if command in ("save", "invalidate", "purge") else []
+    assert main([command, *session, "--json"]) == 2
+    shown = capsys.readouterr()
+    error = json.loads(shown.out)["error"]
+    assert error["code"] == "KV_USAGE_INVALID"
+    assert "server.listen" in error["message"]
+    assert shown.err == f"kvproxy {command}: {error['message']}\n"
 
 
 def test_a_bug_is_not_dressed_up_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

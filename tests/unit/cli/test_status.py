@@ -57,6 +57,13 @@ def test_why_a_server_is_degraded_stands_beside_it() -> None:
     assert "persistence off (flag)" in text
 
 
+def test_saves_that_found_no_room_are_told_where_there_were_any() -> None:
+    assert "without room" not in status_text(status())
+    full = status()
+    full["stats"]["saves_without_room"] = 7
+    assert "saves     6, 2 failed, 7 not begun without room on the disk\n" in status_text(full)
+
+
 def test_one_of_a_thing_is_told_in_the_singular() -> None:
     assert "1 request waiting" in status_text(status(waiting=1))
 

@@ -141,6 +141,7 @@ async def test_a_body_over_the_limit_is_refused() -> None:
     with pytest.raises(ReplyError) as caught:
         await called(b"x" * 11, max_bytes=10)
     assert (caught.value.status, caught.value.code) == (413, ErrorCode.BODY_TOO_LARGE)
+    assert "server.max_body_bytes" in caught.value.message
 
 
 async def test_how_a_conversation_opens_is_noted() -> None:

@@ -43,7 +43,9 @@ async def test_a_handler_that_fails_is_a_500_without_its_reason_and_one_log_reco
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 500 ")
     assert b"Connection: close" in head
-    assert orjson.loads(body)["error"]["message"] == "Internal Server Error"
+    error = orjson.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("KV_INVARIANT", "server_error")
+    assert "a bug: please report" in error["message"]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "canary" not in caplog.records[0].getMessage()
 

@@ -189,6 +189,7 @@ class TestLine:
             await room.desk.acquire(pinned())
 
         assert (caught.value.code, caught.value.status) == (ErrorCode.QUEUE_FULL, 429)
+        assert "queue.max_waiting" in caught.value.message
         held.release()
         await waiting
 
@@ -211,6 +212,7 @@ class TestLine:
             await room.desk.acquire(pinned())
 
         assert (caught.value.code, caught.value.status) == (ErrorCode.QUEUE_TIMEOUT, 503)
+        assert "queue.max_wait_seconds" in caught.value.message
         assert caught.value.retry_after_seconds == 1
         assert room.desk.waiting == 0
 

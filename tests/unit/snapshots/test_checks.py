@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.snapshots import checks
+from kvproxy.snapshots.access import SNAPSHOT_DIR
 from kvproxy.snapshots.checks import check_saved, check_stored, digest_of, make_durable
 from kvproxy.snapshots.manifest import Generation
 from kvproxy.upstream.replies import Saved
@@ -122,7 +123,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_where_the_directory_is_not_there_nothing_is_said_of_its_files(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
-    reason = f"{absent}: No such file or directory"
+    reason = f"{absent}: No such file or directory; create it or bring it back, or {SNAPSHOT_DIR}"
     assert check_stored(absent / "a", generation()) == checks.FileCheck(reason, is_out_of_sight=True)
 
 

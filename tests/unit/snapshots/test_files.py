@@ -10,6 +10,7 @@ from kvproxy.identifiers import Owner
 from kvproxy.slotfile.prefix import Prefix, Uncut
 from kvproxy.slotfile.window import Closed
 from kvproxy.snapshots import files as module
+from kvproxy.snapshots.access import SNAPSHOT_DIR
 from kvproxy.snapshots.checks import Sight
 from kvproxy.snapshots.files import ServerOwnedFiles, SharedDirectory, SnapshotFiles
 from kvproxy.snapshots.manifest import Generation
@@ -112,7 +113,8 @@ async def test_the_files_of_another_owner_in_the_same_directory_are_no_orphans(
 async def test_a_directory_that_is_not_there_has_a_reason_and_nothing_else(tmp_path: Path) -> None:
     absent = SharedDirectory(tmp_path / "absent")
 
-    assert await absent.check_usable() == f"{tmp_path / 'absent'}: No such file or directory"
+    told = await absent.check_usable()
+    assert str(told).startswith(f"{tmp_path / 'absent'}: No such file or directory; create it")
     assert (await absent.orphans((), OWNER), await absent.free_bytes()) == ((), None)
     assert not (await absent.verify_saved(new_name(OWNER), SAVED)).is_ok
 
@@ -120,7 +122,8 @@ async def test_a_directory_that_is_not_there_has_a_reason_and_nothing_else(tmp_p
 async def test_a_file_is_no_directory_to_use(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
 
-    assert await SharedDirectory(tmp_path / "a").check_usable() == f"{tmp_path / 'a'}: Not a directory"
+    told = await SharedDirectory(tmp_path / "a").check_usable()
+    assert str(told).startswith(f"{tmp_path / 'a'}: Not a directory; move that file away, or set upstreams[]")
 
 
 async def test_a_directory_that_cannot_be_written_has_a_reason(
@@ -131,7 +134,8 @@ async def test_a_directory_that_cannot_be_written_has_a_reason(
 
     monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
 
-    assert await shared.check_usable() == f"{shared.path}: Read-only file system"
+    told = f"{shared.path}: Read-only file system; mount it writable, or {SNAPSHOT_DIR}"
+    assert await shared.check_usable() == told
 
 
 async def test_looking_whether_a_directory_is_usable_leaves_nothing_there(shared: SharedDirectory) -> None:
@@ -255,7 +259,7 @@ class TestSight:
     ) -> None:
         absent = SharedDirectory(tmp_path / "absent")
         assert await absent.at_sight([generation_of()]) == Sight(
-            f"{tmp_path / 'absent'}: No such file or directory"
+            f"{tmp_path / 'absent'}: No such file or directory; create it or bring it back, or {SNAPSHOT_DIR}"
         )
 
     async def test_files_that_nobody_sees_show_nothing(self) -> None:

@@ -20,6 +20,7 @@ class Room:
         self.store = FakeStore(self.log)
         self.sink = Sink()
         self.obstacles: list[str] = []
+        self.looks = 0
         self.opening = ""
         self.inspection = Inspection(
             cast(Any, self.store),
@@ -27,12 +28,16 @@ class Room:
             self.sink,
             open_state=self._open,
             on_obstacle=self._note,
+            look_for_room=self._look,
         )
 
     async def _open(self) -> str:
         self.log.append("open")
         self.store.is_open = not self.opening
         return self.opening
+
+    async def _look(self) -> None:
+        self.looks += 1
 
     async def _note(self, obstacle: str) -> None:
         self.obstacles.append(obstacle)
@@ -51,6 +56,7 @@ async def test_nothing_is_said_while_everything_is_as_it_should_be() -> None:
     for _ in range(2):
         await room.inspection.run_once()
     assert (room.told(), room.obstacles, room.log) == ([], [], [])
+    assert room.looks == 2
 
 
 async def test_a_file_that_is_gone_makes_its_snapshot_invalid_and_no_other() -> None:

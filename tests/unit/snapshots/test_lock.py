@@ -71,7 +71,7 @@ def test_a_refused_lock_leaves_no_file_open(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_named_with_the_mend(tmp_path: Path) -> None:
-    with pytest.raises(StateDirError, match=r"absent/lock: No such file or directory; .* state_dir"):
+    with pytest.raises(StateDirError, match=r"absent: No such file or directory; create it .* state_dir"):
         StateLock.acquire(tmp_path / "absent")
 
 

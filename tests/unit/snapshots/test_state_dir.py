@@ -42,16 +42,27 @@ def test_the_directories_are_made_private_and_making_them_again_is_harmless(stat
 
 
 def test_a_state_directory_under_a_file_is_named_with_the_mend(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"")
+    file = tmp_path / "a"
+    file.write_bytes(b"")
 
-    with pytest.raises(StateDirError, match="Not a directory; make it writable or set state_dir"):
-        StateDir(tmp_path / "a" / "state").prepare()
+    for path in (file, file / "state"):
+        with pytest.raises(
+            StateDirError, match=f"{file}: Not a directory; move that file away, or set state_dir"
+        ):
+            StateDir(path).prepare()
+
+
+def test_a_file_in_the_place_of_a_part_of_it_is_named_itself(tmp_path: Path) -> None:
+    (tmp_path / "manifests").write_bytes(b"")
+
+    with pytest.raises(StateDirError, match="/manifests: Not a directory; move that file away"):
+        StateDir(tmp_path).prepare()
 
 
 def test_a_state_directory_that_cannot_be_read_is_an_error(state: StateDir) -> None:
     (state.path / "manifests").rmdir()
 
-    with pytest.raises(StateDirError, match="cannot read state directory"):
+    with pytest.raises(StateDirError, match=r"cannot read state directory .*/manifests: .*; create it"):
         state.load()
 
 
@@ -241,7 +252,7 @@ class TestWhyUnusable:
         reason = directory.why_unusable(None)
         assert reason.startswith(f"cannot use state directory {tmp_path / 'state'}: ")
         assert part in reason
-        assert reason.endswith("make it writable or set state_dir")
+        assert reason.endswith("create it or bring it back, or set state_dir to another directory")
         (tmp_path / "state" / part).write_bytes(b"")
         assert "Not a directory" in directory.why_unusable(None)
 

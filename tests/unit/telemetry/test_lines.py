@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, RestoreOutcome
-from kvproxy.telemetry.events import Event
+from kvproxy.telemetry.events import Event, ServerUnavailable
 from kvproxy.telemetry.lines import line_of
 from tests.unit.telemetry import samples
 
@@ -34,6 +34,18 @@ PROMISED = {
 
 def test_the_samples_hold_every_kind_of_event() -> None:
     assert {type(event) for event in samples.every()} == set(get_args(Event))
+
+
+def test_a_server_that_serves_and_does_not_tell_who_it_is_is_not_called_unavailable() -> None:
+    codes = {
+        state: line_of(ServerUnavailable(samples.MAIN, state, "why")).fields["code"]
+        for state in ("unreachable", "loading", "degraded")
+    }
+    assert codes == {
+        "unreachable": "KV_BACKEND_UNAVAILABLE",
+        "loading": "KV_BACKEND_UNAVAILABLE",
+        "degraded": "KV_BACKEND_UNSUPPORTED",
+    }
 
 
 def test_every_promised_name_is_said_of_some_event() -> None:

@@ -37,6 +37,7 @@ PROMISED = {
     "kvproxy_snapshots": {"state"},
     "kvproxy_snapshot_bytes": set(),
     "kvproxy_breaker_state": {"server", "state"},
+    "kvproxy_disk_lacks_room": {"server"},
     "kvproxy_upstream_up": {"server"},
     "kvproxy_upstream_restarts_total": {"server"},
     "kvproxy_queue_depth": {"server"},
@@ -167,7 +168,7 @@ def test_switches_restarts_failures_waits_and_ineffective_restores_count() -> No
 
 def test_gauges_show_the_moment_of_the_scrape_and_forget_the_last_one() -> None:
     found = metrics()
-    busy = ServerGauges(samples.MAIN, True, BreakerState.OPEN, {SlotState.SERVING: 2}, 1, 3)
+    busy = ServerGauges(samples.MAIN, True, BreakerState.OPEN, {SlotState.SERVING: 2}, 1, 3, True)
     first = series(
         found, Gauges((busy,), sessions=5, snapshots_valid=4, snapshots_invalid=1, snapshot_bytes=9)
     )
@@ -175,10 +176,12 @@ def test_gauges_show_the_moment_of_the_scrape_and_forget_the_last_one() -> None:
     assert value(first, "breaker_state", server="main", state="open") == 1
     assert value(first, "breaker_state", server="main", state="closed") == 0
     assert (value(first, "upstream_up", server="main"), value(first, "queue_depth", server="main")) == (1, 3)
+    assert value(first, "disk_lacks_room", server="main") == 1
     assert (value(first, "snapshots", state="invalid"), value(first, "snapshot_bytes")) == (1, 9)
     second = series(found, Gauges((ServerGauges(samples.MAIN),)))
     assert value(second, "slots", server="main", state="serving") == 0
     assert value(second, "breaker_state", server="main", state="closed") == 1
+    assert value(second, "disk_lacks_room", server="main") == 0
     assert (value(second, "upstream_up", server="main"), value(second, "sessions")) == (0, 0)
 
 

@@ -169,16 +169,6 @@ async def test_a_chat_that_the_template_does_not_accept_is_told_in_its_words(
     assert await connect().apply_template({}) == refused
 
 
-async def test_a_chat_too_deep_to_be_written_is_not_asked_about(server: RawServer, connect: Connect) -> None:
-    deep: Any = 1
-    for _ in range(300):
-        deep = [deep]
-    answer = await connect().apply_template({"messages": [], "tools": deep})
-    assert isinstance(answer, Unavailable)
-    assert answer.reason is Obstacle.NOT_LLAMA_SERVER
-    assert server.requests == []
-
-
 async def test_a_completion_is_pinned_deterministic_and_as_long_as_asked(
     server: RawServer, connect: Connect
 ) -> None:

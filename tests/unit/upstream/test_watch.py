@@ -439,6 +439,15 @@ class TestUnavailable:
         await room.ask(UNREACHABLE)
         assert [event.state for event in room.sink.of(ServerUnavailable)] == ["unreachable"]
 
+    async def test_one_that_is_not_there_at_the_start_is_told_at_the_first_look_and_only_then(self) -> None:
+        room = Room()
+        room.line = False
+        for _ in range(3):
+            await room.ask(UNREACHABLE)
+        (told,) = room.sink.of(ServerUnavailable)
+        sentence = "llama-server at http://llama:8080 cannot be reached: connection refused"
+        assert told.reason == f"{sentence}; start it there, or set upstreams[].url"
+
     async def test_what_was_believed_stands_if_it_comes_back_the_same(self) -> None:
         room = await met()
         room.house(0, stay(A))
