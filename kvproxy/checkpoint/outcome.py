@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from kvproxy.frozen import frozen
 
 
 class Trigger(StrEnum):
@@ -134,7 +135,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Preparation:
     """What was done for a request before it was sent."""
 

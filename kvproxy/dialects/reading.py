@@ -10,7 +10,7 @@ The texts are at hand for as long as the request lives. They are stored and logg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import Any
 
@@ -25,6 +25,7 @@ from kvproxy.dialects.canonical import (
     tools_bytes,
 )
 from kvproxy.dialects.shapes import NO_SHAPE, SHAPES, Shape
+from kvproxy.frozen import frozen
 
 BLOCK_BYTES = 1024
 """Of a raw prompt; one that is shorter is computed faster than it is worth recognising."""
@@ -39,7 +40,7 @@ OPTIONS, TOOLS, SYSTEM, PROMPT = "options", "tools", "system", "prompt"
 Document = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reading:
     """`label` is the endpoint's, `max_tokens` the client's bound on the answer, None if it set none.
 

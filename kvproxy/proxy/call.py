@@ -12,6 +12,7 @@ from kvproxy.dialects.endpoints import Endpoint, Reach, refine
 from kvproxy.dialects.opening import opening_of
 from kvproxy.dialects.reading import Reading
 from kvproxy.dialects.stamp import without_changes
+from kvproxy.frozen import frozen
 from kvproxy.proxy.receive import read_body, understand
 from kvproxy.proxy.rewrite import can_splice
 from kvproxy.sessions.identity import Identity, Sources, identify, tenant_of
@@ -32,7 +33,7 @@ class Terms:
     """Whether a stamp that changes with each request is overwritten, the one rewrite of a prompt there is."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call:
     """One request. `reading` is what its body says, None where that cannot be understood."""
 

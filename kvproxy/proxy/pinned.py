@@ -15,6 +15,7 @@ from kvproxy.checkpoint.proofs import Proofs
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
+from kvproxy.frozen import frozen
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.lessons import learn
 from kvproxy.proxy.recogniser import Owner, Recogniser
@@ -38,7 +39,7 @@ LAUNCH_SECONDS = 60.0
 """How long others wait, at a server that clears idle slots, for a request to be seen running there."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Run:
     """A request about to be sent. `session` is whose it is, None if it owns nothing; `before` is the slot's
     occupancy as prepared, `stay` the one to be."""

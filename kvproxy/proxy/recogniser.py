@@ -11,10 +11,10 @@ that is busy with another request, elsewhere as a branch of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from kvproxy.boundary.turn import Asked as AskedOf
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import ServerName, SessionKey, short
 from kvproxy.proxy.call import Call
 from kvproxy.sessions.branches import Branch, Branches, KeyOf, Match, Where
@@ -32,7 +32,7 @@ CONTENT = ClientId("content", "")
 SCOPE_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Owner:
     """The session of a request. `match` is None where its content did not tell."""
 

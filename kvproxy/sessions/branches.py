@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import SessionKey
 from kvproxy.sessions.lines import Asked, Cause, Kind, Line, Relation
 
@@ -37,7 +38,7 @@ KeyOf = Callable[[str], SessionKey]
 """The session's key by the branch's name."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Where:
     """A scope by its digest, and that of the scope its conversations come from, if the client told.
 
@@ -63,7 +64,7 @@ class Branch:
     may_persist: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Match:
     """A request and the branch it belongs to. `cause` is set if the branch began with it."""
 
@@ -86,7 +87,7 @@ class _Scope:
     is_static: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Candidate:
     branch: Branch
     relation: Relation

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from kvproxy.frozen import frozen
 from kvproxy.sessions.key import ClientId
 from kvproxy.sessions.sources import NOT_IDENTITY, PATTERN
 
@@ -36,7 +37,7 @@ class MultiHeaders(Protocol):
     def __contains__(self, key: object, /) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Identity:
     """`agent` is the sub-agent within the conversation, empty for the main one. `parent` is the conversation
     and `parent_agent` the agent in it that this one comes from, if the client told."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import ServerName, SessionKey
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClientId:
     """What the client called its conversation: `namespace` is where it said so."""
 

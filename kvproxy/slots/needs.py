@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvproxy.frozen import frozen
+
 LEAST_ANSWER_TOKENS = 1024
 """What an answer without a limit is given before any is known."""
 
@@ -20,7 +22,7 @@ TELLING_BYTES = 1024
 """Shorter requests are mostly template, and say nothing of how dense text is."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Measure:
     """A request that was answered: the bytes of its body, and the tokens of its prompt."""
 

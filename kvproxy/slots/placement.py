@@ -17,14 +17,14 @@ Slots can be set apart for requests of nobody, which take those first; no conver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Placement:
     """`is_fork`: the session's own slot serves another of its requests; this one owns nothing."""
 

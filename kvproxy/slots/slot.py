@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import Revision, SessionKey, SlotId
 from kvproxy.slots.state import SlotState
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Occupancy:
     """A session's stay in a slot, from its restore or first request to its eviction.
 
@@ -69,7 +70,7 @@ class Sight:
     tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlotView:
     """`last_used` is monotonic seconds; `is_leased` whether somebody holds it now."""
 
