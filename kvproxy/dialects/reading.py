@@ -61,16 +61,13 @@ class Reading:
     """A raw prompt."""
     document: Document = field(default_factory=dict, repr=False)
     """The body, parsed."""
+    messages: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    """As the client sent them; a lone text is what the user says."""
 
     @property
     def is_recognisable(self) -> bool:
         """Whether it says enough to tell its conversation from others."""
         return len(self.digests) > self.head
-
-    @property
-    def messages(self) -> tuple[Mapping[str, Any], ...]:
-        """As the client sent them; a lone text is what the user says."""
-        return _messages(self.document, SHAPES.get(self.label, NO_SHAPE))
 
     @property
     def system_text(self) -> str:
@@ -102,9 +99,10 @@ def read(label: str, document: Document) -> Reading:
     model = document.get("model")
     reading = _Entries()
     prompt: bytes | None = None
+    messages = _messages(document, shape)
     if shape.messages:
         reading.add_head(document, shape, tools)
-        reading.add_messages(_messages(document, shape))
+        reading.add_messages(messages)
     elif shape.prompt:
         prompt = _raw_prompt(document.get(shape.prompt))
         reading.add_blocks(prompt or b"")
@@ -120,6 +118,7 @@ def read(label: str, document: Document) -> Reading:
         reading.head,
         prompt,
         document,
+        messages,
     )
 
 
@@ -169,12 +168,14 @@ class _Entries:
 
 
 def _messages(document: Document, shape: Shape) -> tuple[Mapping[str, Any], ...]:
-    given = document.get(shape.messages) if shape.messages else None
+    if not shape.messages:
+        return ()
+    given = document.get(shape.messages)
     if isinstance(given, str):
         return ({"role": "user", "content": given},)
     if not isinstance(given, list):
         return ()
-    return tuple(message for message in given if isinstance(message, dict))
+    return tuple([message for message in given if isinstance(message, dict)])
 
 
 def _raw_prompt(prompt: object) -> bytes | None:
