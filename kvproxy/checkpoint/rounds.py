@@ -87,13 +87,13 @@ class Rounds:
                 self._resting[due.slot] = self._clock.now() + ROUND_SECONDS
 
     def _next(self) -> Due | None:
-        if not self._table.has_dirty:
-            return None
         views, now = self._table.views(), self._clock.now()
         due = next_due(views, self._policy, now)
         ahead = save_ahead(views, self._policy, Pressure(self._table.last_switch, self._save_seconds), now)
-        everything = (*due, ahead) if ahead else due
-        return next((one for one in everything if self._resting.get(one.slot, now) <= now), None)
+        for one in (*due, ahead) if ahead else due:
+            if self._resting.get(one.slot, now) <= now:
+                return one
+        return None
 
     async def save_slot(self, slot: SlotId, trigger: Trigger) -> Checkpoint:
         """Save one slot if it is free this moment; a save in flight is joined."""

@@ -94,7 +94,7 @@ class PinnedRequests:
         if lease.is_void or self._was_emptied(lease, preparation):
             self.holder.release(lease)
             return None
-        before = self.table.view(lease.slot).occupancy
+        before = self.table.occupancy(lease.slot)
         visit.account.prepared(
             visit.shown(preparation), session or named, lease.slot, before.tokens if before else None
         )
@@ -115,7 +115,7 @@ class PinnedRequests:
     def _was_emptied(self, lease: Lease, preparation: Preparation) -> bool:
         """Whether a look at the slots has shown since that what was found in the slot is there no more."""
         is_resident = preparation.outcome is Outcome.RESIDENT
-        return is_resident and self.table.view(lease.slot).occupancy is None
+        return is_resident and self.table.occupancy(lease.slot) is None
 
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         await self.moorings.moor_loose(lease.epoch)
@@ -234,11 +234,13 @@ class PinnedRequests:
 
     def _end(self, run: _Run, after: Trigger | None) -> None:
         if not run.lease.is_void:
-            view = self.table.view(run.lease.slot)
+            slot = run.lease.slot
+            stay = self.table.occupancy(slot)
             if run.session is not None:
-                remember(run.session, view.occupancy)
-            if self.moorings.are_needed and view.state is SlotState.RESIDENT and view.occupancy is not None:
-                self.holder.tasks.spawn(self._moor(run.lease, view.occupancy), name="moor a session")
+                remember(run.session, stay)
+            is_loose = self.moorings.are_needed and self.table.view(slot).state is SlotState.RESIDENT
+            if is_loose and stay is not None:
+                self.holder.tasks.spawn(self._moor(run.lease, stay), name="moor a session")
                 return
             if after is not None:
                 self.holder.tasks.spawn(

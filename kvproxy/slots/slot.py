@@ -38,13 +38,14 @@ class Occupancy:
 
     def changed(self, now: float, tokens: int | None, computed: int) -> Occupancy:
         """After a request that may have changed the KV."""
-        return replace(
-            self,
-            revision=Revision(self.revision + 1),
-            tokens=tokens,
-            is_boundary=False,
-            unsaved_tokens=self.unsaved_tokens + computed,
-            dirty_since=now if self.dirty_since is None else self.dirty_since,
+        return Occupancy(
+            self.session,
+            Revision(self.revision + 1),
+            self.checkpointed_revision,
+            tokens,
+            self.unsaved_tokens + computed,
+            now if self.dirty_since is None else self.dirty_since,
+            saving=self.saving,
             later_tokens=self.later_tokens + computed,
             later_since=now if self.later_since is None else self.later_since,
         )
