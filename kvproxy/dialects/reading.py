@@ -191,7 +191,9 @@ def _raw_prompt(prompt: object) -> bytes | None:
 
 def _limit(document: Document, shape: Shape) -> int | None:
     for name in shape.limits:
-        value = document.get(name)
+        if name not in document:
+            continue
+        value = document[name]
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None

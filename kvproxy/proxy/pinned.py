@@ -16,6 +16,7 @@ from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.frozen import frozen
+from kvproxy.identifiers import SlotId
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.lessons import learn
 from kvproxy.proxy.recogniser import Owner, Recogniser
@@ -46,6 +47,7 @@ class _Run:
 
     visit: Visit
     lease: Lease
+    slot: SlotId
     session: Session | None
     before: Occupancy | None
     stay: Occupancy | None
@@ -94,14 +96,14 @@ class PinnedRequests:
         if lease.is_void or self._was_emptied(lease, preparation):
             self.holder.release(lease)
             return None
-        before = self.table.occupancy(lease.slot)
+        slot = lease.slot
+        before = stay = self.table.occupancy(slot)
         visit.account.prepared(
-            visit.shown(preparation), session or named, lease.slot, before.tokens if before else None
+            visit.shown(preparation), session or named, slot, before.tokens if before else None
         )
-        stay = before
         if before is None and session is not None:
             stay = new_stay(session)
-        return await self._run(_Run(visit, lease, session, before, stay))
+        return await self._run(_Run(visit, lease, slot, session, before, stay))
 
     def _settled(self, owner: Owner | None, lease: Lease) -> Session | None:
         """Whose the request is where it runs; None if it owns nothing there."""
@@ -133,12 +135,12 @@ class PinnedRequests:
     async def _run(self, run: _Run) -> RelayedResponse:
         """The request itself. Whatever happens, the slot is settled and the lease has one end."""
         call, lease, began = run.visit.call, run.lease, self.clock.now()
-        self.table.serve(lease.slot, lease.epoch, run.stay)
+        self.table.serve(run.slot, lease.epoch, run.stay)
         self.holder.desk.reconsider()
         seen = asyncio.get_running_loop().call_later(LAUNCH_SECONDS, self.holder.desk.launched, lease)
         after: Trigger | None = None
         try:
-            body = splice(call.body, lease.slot, cache_prompt=call.is_owner)
+            body = splice(call.body, run.slot, cache_prompt=call.is_owner)
             if body is None:
                 raise InvariantError("a body that cannot be spliced was to be pinned")
             response = await self.sender.send(
@@ -152,7 +154,7 @@ class PinnedRequests:
             if error.was_sent:
                 self._dropped(run)
             else:
-                self.table.served(lease.slot, lease.epoch, run.before)
+                self.table.served(run.slot, lease.epoch, run.before)
             raise
         except BaseException:
             self._dropped(run)
@@ -160,10 +162,10 @@ class PinnedRequests:
         finally:
             seen.cancel()
             self._end(run, after)
-        self.volatility.request_ended(lease.slots[0], began)
+        self.volatility.request_ended(run.slot, began)
         verdict = run.visit.account.done(response)
         if run.session is not None:
-            self.proofs.proved(lease.slot, run.session.key, verdict)
+            self.proofs.proved(run.slot, run.session.key, verdict)
         if self.table.pool is not None:
             self._doubt_others(verdict)
         return response
@@ -176,27 +178,27 @@ class PinnedRequests:
 
     def _settle(self, run: _Run, response: RelayedResponse) -> Trigger | None:
         """Write down what the answer left in the slot; the checkpoint that it asks for, if any."""
-        lease = run.lease
+        epoch = run.lease.epoch
         if response.ending is not Ending.COMPLETE:
             self._dropped(run)
             return None
         if self.table.speculates and run.visit.account.tap.ended_with(STALE_DRAFT):
             # Every request that goes on from here would fail as this one did.
-            self.table.served(lease.slot, lease.epoch, None)
+            self.table.served(run.slot, epoch, None)
             return None
         if run.visit.account.was_cut_off:
             # It and all that ran beside it, and the server has emptied their slots.
-            self.table.served(lease.slot, lease.epoch, None, tokens=0)
-            self.needs.fell_short(lease.want.cells)
-            self.shares(lease.epoch, True)
+            self.table.served(run.slot, epoch, None, tokens=0)
+            self.needs.fell_short(run.lease.want.cells)
+            self.shares(epoch, True)
             return None
         if response.status >= 400:
             # Refused, too long: the slot and its snapshot are as they were.
-            self.table.served(lease.slot, lease.epoch, run.before)
+            self.table.served(run.slot, epoch, run.before)
             return None
         usage = run.visit.account.usage
         changed = stay_after(run.stay, usage, self.clock.now()) if run.stay else None
-        self.table.served(lease.slot, lease.epoch, changed, tokens_after(usage))
+        self.table.served(run.slot, epoch, changed, tokens_after(usage))
         self._measure(run, usage)
         if changed is None:
             return None
@@ -225,20 +227,19 @@ class PinnedRequests:
 
     def _dropped(self, run: _Run) -> None:
         """The server may go on with it: the slot is nobody's until it was seen idle."""
-        visit, lease = run.visit, run.lease
+        visit = run.visit
         settling = Settling(
-            lease.slot, was_seen=visit.account.was_seen_running, body_bytes=len(visit.call.body)
+            run.slot, was_seen=visit.account.was_seen_running, body_bytes=len(visit.call.body)
         )
-        self.table.broke_off(lease.slot, lease.epoch, settling)
+        self.table.broke_off(run.slot, run.lease.epoch, settling)
         self.probe.want()
 
     def _end(self, run: _Run, after: Trigger | None) -> None:
         if not run.lease.is_void:
-            slot = run.lease.slot
-            stay = self.table.occupancy(slot)
+            stay = self.table.occupancy(run.slot)
             if run.session is not None:
                 remember(run.session, stay)
-            is_loose = self.moorings.are_needed and self.table.view(slot).state is SlotState.RESIDENT
+            is_loose = self.moorings.are_needed and self.table.view(run.slot).state is SlotState.RESIDENT
             if is_loose and stay is not None:
                 self.holder.tasks.spawn(self._moor(run.lease, stay), name="moor a session")
                 return

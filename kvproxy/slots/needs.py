@@ -83,9 +83,14 @@ def answer_limit(document: object) -> int | None:
     """The most tokens that the client of a request asks for; None if it says nothing, or no number."""
     if not isinstance(document, dict):
         return None
-    stated = [document.get(field) for field in _LIMITS]
-    limits = [n for n in stated if isinstance(n, int) and not isinstance(n, bool) and n >= 0]
-    return max(limits, default=None)
+    largest = None
+    for field in _LIMITS:
+        if field not in document:
+            continue
+        stated = document[field]
+        if isinstance(stated, int) and not isinstance(stated, bool) and stated >= (largest or 0):
+            largest = stated
+    return largest
 
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
