@@ -198,7 +198,7 @@ class PinnedRequests:
             return None
         usage = run.visit.account.usage
         changed = stay_after(run.stay, usage, self.clock.now()) if run.stay else None
-        self.table.served(run.slot, epoch, changed, tokens_after(usage))
+        self.table.served(run.slot, epoch, changed, changed.tokens if changed else tokens_after(usage))
         self._measure(run, usage)
         if changed is None:
             return None
@@ -218,9 +218,10 @@ class PinnedRequests:
 
     def _measure(self, run: _Run, usage: Usage) -> None:
         """Remember how many tokens its bytes were, for those that come after it."""
-        if usage.prompt is None:
+        call, prompt = run.visit.call, usage.prompt
+        if prompt is None:
             return
-        call, measure = run.visit.call, Measure(len(run.visit.call.body), usage.prompt)
+        measure = Measure(len(call.body), prompt)
         self.needs.learn(measure, usage.generated, call.answer_limit)
         if run.session is not None:
             run.session.measure = measure

@@ -122,6 +122,7 @@ class Asked:
     def __init__(self, secret: bytes, reading: Reading) -> None:
         self._secret = secret
         self._reading = reading
+        self._is_raw = reading.prompt is not None
         self.line = self._line()
 
     def relation(self, known: Line) -> Relation | None:
@@ -157,10 +158,6 @@ class Asked:
         prompt, start = self._reading.prompt or b"", len(known) * BLOCK_BYTES
         rest = prompt[start : start + known.rest_bytes]
         return self._rest(known.chain[-LINK_BYTES:], rest) == known.rest
-
-    @property
-    def _is_raw(self) -> bool:
-        return self._reading.prompt is not None
 
     @property
     def _count(self) -> int:
