@@ -15,10 +15,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The machine's clocks: the functions themselves, since each request asks some twenty times."""
 
-    def now(self) -> float:
-        return time.monotonic()  # noqa: TID251 - the one place that may
-
-    def wall(self) -> float:
-        return time.time()  # noqa: TID251 - the one place that may
+    now = staticmethod(time.monotonic)  # noqa: TID251 - the one place that may
+    wall = staticmethod(time.time)  # noqa: TID251 - the one place that may

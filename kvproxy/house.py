@@ -267,7 +267,7 @@ class House:
         recogniser = assembly.recogniser_of(
             settings.sessions, self.server, self.registry, self.branches, self.memory, self.bus.emit
         )
-        self.sorter = Sorter(self.server, settings.auxiliary, self.bus.emit, recogniser.knows)
+        self.sorter = Sorter(self.server, settings.auxiliary, self.bus.emit)
         moorings = Moorings(self.table, self.checkpointer, self.policy)
         needs = Needs()
         pinned = PinnedRequests(

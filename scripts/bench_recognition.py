@@ -76,13 +76,13 @@ def least(rounds: int, deed: Callable[[], object]) -> float:
 
 
 def recognise(branches: Branches, label: str, document: Document) -> None:
-    match = branches.match(SCOPE, Asked(SECRET, read(label, document)), SessionKey)
+    match = branches.match(branches.look(SCOPE, Asked(SECRET, read(label, document))), SessionKey)
     branches.take(match)
 
 
 def neighbours(branches: Branches, label: str, document: Document) -> None:
     asked = Asked(SECRET, read(label, document))
-    first = branches.match(SCOPE, asked, SessionKey)
+    first = branches.match(branches.look(SCOPE, asked), SessionKey)
     for _ in range(NEIGHBOURS):
         branches.fork(first, SessionKey)
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "kvproxy"
 # A module imports from its own floor or from below, never from above.
 # New module: add its name (without "kvproxy.") to the lowest floor that holds all it imports.
 FLOORS: dict[int, tuple[str, ...]] = {
-    0: ("identifiers", "errors", "clock", "token_ids"),  # words
+    0: ("identifiers", "errors", "clock", "token_ids", "frozen"),  # words
     1: (  # rules: values and decisions, nothing that waits, reads or knows the time
         "settings.address",
         "settings.model",
@@ -222,7 +222,7 @@ READS_FILES = frozenset({"open", "read_text", "read_bytes", "write_text", "write
 WITHOUT_UNIT_TEST = {
     "identifiers": "names of types",
     "errors": "names of errors; what they become is tested where they are answered",
-    "clock": "two calls of the machine's clocks",
+    "clock": "two functions of the machine's clocks",
     "checkpoint.outcome": "names of outcomes; tested where they are decided and where they are told",
     "telemetry.events": "values without behaviour",
     "__main__": "one call",

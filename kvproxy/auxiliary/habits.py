@@ -25,8 +25,10 @@ class Habits:
         """A turn of the conversation came by."""
         if client is None or reading is None:
             return
-        name, before = _name(client), self.of(client)
-        self._known[name] = Habit(before.has_tools or reading.has_tools)
+        name = _name(client)
+        before = self._known.get(name)
+        if before is None or (reading.has_tools and not before.has_tools):
+            self._known[name] = Habit(reading.has_tools)
         self._known.move_to_end(name)
         while len(self._known) > self._max_habits:
             self._known.popitem(last=False)

@@ -26,7 +26,7 @@ def signal_of(headers: Mapping[str, str], task_headers: Sequence[str]) -> Signal
 
     `task_headers` name a task where one is set, and are empty or absent for a turn of the conversation.
     """
-    own = headers.get(PURPOSE, "").strip().lower()
+    own = headers[PURPOSE].strip().lower() if PURPOSE in headers else ""
     if own in ("auxiliary", "main"):
         return Signal(own == "auxiliary", PURPOSE.lower(), is_final=True)
     return _of_clients(headers) or _of_tasks(headers, task_headers)
@@ -55,8 +55,7 @@ _KINDS: Mapping[str, bool] = {"turn": False, "prewarm": False, "compaction": Fal
 
 def _of_clients(headers: Mapping[str, str]) -> Signal | None:
     for name, classes in _CLASSES.items():
-        value = headers.get(name, "").strip().lower()
-        if not value:
+        if name not in headers or not (value := headers[name].strip().lower()):
             continue
         is_auxiliary = classes.get(value, classes.get(""))
         if is_auxiliary is not None:

@@ -7,16 +7,17 @@
  (4) its wording (`fingerprints`).
 
 That chooses a slot, and nothing else: a wrong guess costs time. What (1) marks as a side call is looked at
-by (2) too, unless our own header said so. (2) is asked last, as only a suspect has to be cleared.
+by (2) too, unless our own header said so. Where that is missing (2) settles it before anything is looked for:
+most requests carry a conversation on, and whether one does is known by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvproxy.auxiliary.fingerprints import Library
-from kvproxy.auxiliary.signals import Signal, signal_of
+from kvproxy.auxiliary.signals import PURPOSE, Signal, signal_of
 from kvproxy.auxiliary.structure import Habit, shape_of
 from kvproxy.dialects.reading import Reading
 from kvproxy.dialects.shapes import SHAPES
@@ -35,17 +36,20 @@ class Sorting:
         headers: Mapping[str, str],
         reading: Reading | None,
         habit: Habit,
-        continues: Callable[[], bool],
+        *,
+        continues: bool,
     ) -> str | None:
         """What marks the request as a side call; None for a turn. `reading` is None for a body that cannot
-        be understood. `continues` tells whether it carries a conversation on that is known."""
+        be understood. `continues`: it carries a conversation on that is known."""
+        if continues and PURPOSE not in headers:
+            return None
         signal = signal_of(headers, self.task_headers)
         if signal is not None and signal.is_final:
             return signal.reason if signal.is_auxiliary else None
         if not self.is_on or (reading is not None and reading.label not in SHAPES):
             return None
         reason = self._suspicion(signal, reading, habit)
-        return None if reason is None or continues() else reason
+        return None if continues else reason
 
     def _suspicion(self, signal: Signal | None, reading: Reading | None, habit: Habit) -> str | None:
         if signal is not None:

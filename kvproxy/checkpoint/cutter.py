@@ -53,9 +53,10 @@ class Cutter:
     @property
     def is_wanted(self) -> bool:
         """Whether requests have to be understood for this: a full slot would take long enough to restore."""
-        facts = self._p.standing.facts
-        full = int((facts.n_ctx or 0) * self._p.actions.bytes_per_token)
-        return self._is_possible and self._takes_long(full)
+        if not self._is_possible:
+            return False
+        full = int((self._p.standing.facts.n_ctx or 0) * self._p.actions.bytes_per_token)
+        return self._takes_long(full)
 
     def names_in_flight(self) -> frozenset[SnapshotName]:
         """Cuts that are being made or restored; no manifest will ever name them."""

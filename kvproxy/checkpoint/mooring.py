@@ -32,8 +32,8 @@ class Moorings:
 
     def is_adrift(self, session: SessionKey) -> bool:
         """Whether the next request of `session` is to be left to the server's choice."""
-        is_written = self._checkpointer.publisher.running(session, Revision(0)) is not None
-        return self._table.is_adrift(session) and not is_written
+        is_adrift = self._table.is_adrift(session)
+        return is_adrift and self._checkpointer.publisher.running(session, Revision(0)) is None
 
     @property
     def loose(self) -> tuple[SlotView, ...]:

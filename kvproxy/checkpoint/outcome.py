@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from kvproxy.frozen import frozen
 
 
 class Trigger(StrEnum):
@@ -98,7 +99,7 @@ class RestoreOutcome(StrEnum):
         return self in _FAILED_RESTORES
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Restoration:
     """How a restore ended; `tokens` is what is in the slot now because of it."""
 
@@ -160,7 +161,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Preparation:
     """What was done for a request before it was sent."""
 

@@ -42,10 +42,13 @@ class Due:
 
 def next_due(views: Sequence[SlotView], policy: CheckpointPolicy, now: float) -> tuple[Due, ...]:
     """The slots to save now, the longest dirty first. `now` is monotonic seconds."""
+    waiting = [view for view in views if _is_candidate(view, policy)]
+    if not waiting:
+        return ()
     is_quiet = not _is_busy(views)
-    waiting = sorted((view for view in views if _is_candidate(view, policy)), key=_dirty_since)
-    due = ((view, _trigger(view, policy, now, is_quiet=is_quiet)) for view in waiting)
-    return tuple(Due(view.id, trigger) for view, trigger in due if trigger is not None)
+    waiting.sort(key=_dirty_since)
+    due = [(view, _trigger(view, policy, now, is_quiet=is_quiet)) for view in waiting]
+    return tuple([Due(view.id, trigger) for view, trigger in due if trigger is not None])
 
 
 PRESSURE_SECONDS = 600.0
@@ -68,7 +71,9 @@ def save_ahead(
     views: Sequence[SlotView], policy: CheckpointPolicy, pressure: Pressure, now: float
 ) -> Due | None:
     """The next victim of a switch that is not saved, if saving it now costs nobody anything."""
-    is_pressed = pressure.last_switch is not None and now - pressure.last_switch <= PRESSURE_SECONDS
+    if pressure.last_switch is None:
+        return None
+    is_pressed = now - pressure.last_switch <= PRESSURE_SECONDS
     placement = place(None, views) if is_pressed and policy.on_switch else None
     if placement is None or any(v.id == placement.slot and v.occupancy is None for v in views):
         return None
@@ -106,12 +111,9 @@ def after_request(policy: CheckpointPolicy, *, ends_exchange: bool) -> Trigger |
 
 def _is_candidate(view: SlotView, policy: CheckpointPolicy) -> bool:
     occupancy = view.occupancy
-    return (
-        view.is_free
-        and occupancy is not None
-        and occupancy.is_dirty
-        and is_worth_saving(occupancy.tokens, policy)
-    )
+    if occupancy is None or not occupancy.is_dirty:
+        return False
+    return view.is_free and is_worth_saving(occupancy.tokens, policy)
 
 
 def _dirty_since(view: SlotView) -> float:

@@ -90,7 +90,8 @@ class Preparer:
         """The preparation of a slot that is ready as it is; None if there is something to do."""
         if session is None or lease.is_void:
             return None
-        if self._p.table.view(lease.slot).occupant != session.key:
+        stay = self._p.table.occupancy(lease.slot)
+        if stay is None or stay.session != session.key:
             return None
         self._forget_request(session)
         return Preparation(Outcome.RESIDENT)

@@ -111,13 +111,13 @@ class Rounds:
         self._resting[slot] = _Rest(stay, seconds, self._clock.now() + seconds)
 
     def _next(self) -> Due | None:
-        if not self._table.has_dirty:
-            return None
         views, now = self._table.views(), self._clock.now()
         due = next_due(views, self._policy, now)
         ahead = save_ahead(views, self._policy, Pressure(self._table.last_switch, self._save_seconds), now)
-        everything = (*due, ahead) if ahead else due
-        return next((one for one in everything if not self._rests(one.slot, now)), None)
+        for one in (*due, ahead) if ahead else due:
+            if not self._rests(one.slot, now):
+                return one
+        return None
 
     def _rests(self, slot: SlotId, now: float) -> bool:
         rest = self._resting.get(slot)

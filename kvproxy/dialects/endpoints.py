@@ -172,19 +172,23 @@ def refine(
     return Reach.EXCLUSIVE if _wants_several(endpoint, document) else reach
 
 
-_PROMPT_FIELDS: Mapping[Endpoint, tuple[str, ...]] = {
-    _COMPLETION: ("prompt",),
-    _OPENAI_COMPLETIONS: ("prompt",),
-    _EMBEDDINGS: ("input", "content"),
-    _UNKNOWN_POST: ("prompt", "input", "content", "instances"),
+_ANSWER_FIELDS = ("n", "n_cmpl")
+_PROMPT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    _COMPLETION.label: ("prompt",),
+    _OPENAI_COMPLETIONS.label: ("prompt",),
+    _EMBEDDINGS.label: ("input", "content"),
+    _UNKNOWN_POST.label: ("prompt", "input", "content", "instances"),
 }
-"""Where an endpoint takes several prompts. The `input` of a response is a list too, but one prompt."""
+"""Where an endpoint takes several prompts, by its label. The `input` of a response is a list too, but one
+prompt."""
 
 
 def _wants_several(endpoint: Endpoint, document: Mapping[str, Any]) -> bool:
-    answers = any(_exceeds_one(document.get(field)) for field in ("n", "n_cmpl"))
-    prompts = any(_is_several_prompts(document.get(f)) for f in _PROMPT_FIELDS.get(endpoint, ()))
-    return answers or prompts
+    for field in _ANSWER_FIELDS:
+        if field in document and _exceeds_one(document[field]):
+            return True
+    fields = _PROMPT_FIELDS.get(endpoint.label, ())
+    return any(_is_several_prompts(document.get(field)) for field in fields) if fields else False
 
 
 def _exceeds_one(value: object) -> bool:

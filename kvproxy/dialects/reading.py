@@ -10,7 +10,7 @@ The texts are at hand for as long as the request lives. They are stored and logg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import Any
 
@@ -24,6 +24,7 @@ from kvproxy.dialects.canonical import (
     tools_bytes,
 )
 from kvproxy.dialects.shapes import NO_SHAPE, SHAPES, Shape
+from kvproxy.frozen import frozen
 
 BLOCK_BYTES = 1024
 """Of a raw prompt; one that is shorter is computed faster than it is worth recognising."""
@@ -38,7 +39,7 @@ OPTIONS, TOOLS, SYSTEM, PROMPT = "options", "tools", "system", "prompt"
 Document = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reading:
     """`label` is the endpoint's, `max_tokens` the client's bound on the answer, None if it set none.
 
@@ -59,16 +60,13 @@ class Reading:
     """A raw prompt."""
     document: Document = field(default_factory=dict, repr=False)
     """The body, parsed."""
+    messages: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    """As the client sent them; a lone text is what the user says."""
 
     @property
     def is_recognisable(self) -> bool:
         """Whether it says enough to tell its conversation from others."""
         return len(self.digests) > self.head
-
-    @property
-    def messages(self) -> tuple[Mapping[str, Any], ...]:
-        """As the client sent them; a lone text is what the user says."""
-        return _messages(self.document, SHAPES.get(self.label, NO_SHAPE))
 
     @property
     def system_text(self) -> str:
@@ -101,9 +99,10 @@ def read(label: str, document: Document) -> Reading:
     model = document.get("model")
     reading = _Entries()
     prompt: bytes | None = None
+    messages = _messages(document, shape)
     if shape.messages:
         reading.add_head(document, shape, tools)
-        reading.add_messages(_messages(document, shape))
+        reading.add_messages(messages)
     elif shape.prompt:
         prompt = _raw_prompt(document.get(shape.prompt))
         reading.add_blocks(prompt or b"")
@@ -119,6 +118,7 @@ def read(label: str, document: Document) -> Reading:
         reading.head,
         prompt,
         document,
+        messages,
     )
 
 
@@ -168,12 +168,14 @@ class _Entries:
 
 
 def _messages(document: Document, shape: Shape) -> tuple[Mapping[str, Any], ...]:
-    given = document.get(shape.messages) if shape.messages else None
+    if not shape.messages:
+        return ()
+    given = document.get(shape.messages)
     if isinstance(given, str):
         return ({"role": "user", "content": given},)
     if not isinstance(given, list):
         return ()
-    return tuple(message for message in given if isinstance(message, dict))
+    return tuple([message for message in given if isinstance(message, dict)])
 
 
 def _raw_prompt(prompt: object) -> bytes | None:
@@ -189,7 +191,9 @@ def _raw_prompt(prompt: object) -> bytes | None:
 
 def _limit(document: Document, shape: Shape) -> int | None:
     for name in shape.limits:
-        value = document.get(name)
+        if name not in document:
+            continue
+        value = document[name]
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None

@@ -43,8 +43,8 @@ def usage_in(label: str, head: str, tail: str) -> Usage:
         counts = _message_counts(head, tail)
     else:
         counts = _openai_counts(_last_object("usage", tail))
-    computed, reused, generated = (_count(value) for value in counts)
-    return Usage(computed, reused, generated, finish)
+    computed, reused, generated = counts
+    return Usage(_count(computed), _count(reused), _count(generated), finish)
 
 
 def _last_object(key: str, text: str) -> Mapping[str, Any]:
@@ -88,7 +88,8 @@ def _message_counts(head: str, tail: str) -> tuple[Any, Any, Any]:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    # The parser makes plain integers, and a bool is none.
+    return value if type(value) is int else None
 
 
 def _finish(label: str, text: str) -> str | None:

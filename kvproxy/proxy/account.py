@@ -128,7 +128,7 @@ class Account:
 
     def done(self, response: RelayedResponse) -> Verdict:
         """What the answer proved."""
-        verdict = self._judge()
+        verdict, usage, told = self._judge(), self.usage, self._preparation
         if response.ending is Ending.CLIENT_LEFT:
             self.client_left()
         elif response.ending is Ending.UPSTREAM_BROKE:
@@ -140,14 +140,14 @@ class Account:
                 self._label,
                 self._slot,
                 None if self._session is None else short(self._session.key),
-                self._preparation.outcome,
-                self._preparation.reason,
+                told.outcome,
+                told.reason,
                 verdict,
                 response.status,
-                self._preparation.restored_tokens,
-                self.usage.computed,
-                self.usage.reused,
-                self.usage.generated,
+                told.restored_tokens,
+                usage.computed,
+                usage.reused,
+                usage.generated,
                 self._prepare_seconds,
                 max(0.0, self._sent_at - self._began - self._prepare_seconds),
                 None if first is None else first - self._began,

@@ -13,6 +13,7 @@ from kvproxy.dialects.endpoints import Endpoint, Reach, refine
 from kvproxy.dialects.opening import opening_of
 from kvproxy.dialects.reading import Reading
 from kvproxy.dialects.stamp import without_changes
+from kvproxy.frozen import frozen
 from kvproxy.proxy.receive import may_hide_several, read_body, understand
 from kvproxy.proxy.rewrite import can_splice
 from kvproxy.sessions.identity import Identity, Sources, identify, tenant_of
@@ -33,7 +34,7 @@ class Terms:
     """Whether a stamp that changes with each request is overwritten, the one rewrite of a prompt there is."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call:
     """One request. `reading` is what its body says, None where that cannot be understood."""
 
@@ -69,7 +70,7 @@ class Call:
     @property
     def is_anonymous(self) -> bool:
         """Whether it belongs to no conversation that we could tell."""
-        return self.client is None and not self.is_recognised
+        return self.identity.client is None and not self.is_recognised
 
     @property
     def streams(self) -> bool:
@@ -84,7 +85,7 @@ class Call:
     @property
     def is_owner(self) -> bool:
         """Whether what it computes becomes a session's state."""
-        return not self.is_anonymous and not self.is_bypass and not self.is_auxiliary
+        return not (self.is_bypass or self.is_auxiliary or self.is_anonymous)
 
     def auxiliary(self) -> Call:
         """The same as a side call, which owns nothing, in a slot of our choice where the route has one."""
@@ -102,7 +103,7 @@ class Call:
     @property
     def may_float(self) -> bool:
         """Whether nobody but us has chosen that it is pinned: it names neither a conversation nor a slot."""
-        return self.is_owner and self.client is None and not self.may_name_slot
+        return self.identity.client is None and self.is_owner and not self.may_name_slot
 
     def anonymous(self) -> Call:
         """The same as a request of nobody, where the server has to choose the slot."""
@@ -156,8 +157,8 @@ def _server_chooses(call: Call, document: Mapping[str, Any] | None) -> bool:
 
     Unless it names a slot itself: sent as it is, it would run there whoever is in it.
     """
-    is_nobodys = call.is_anonymous and not call.is_bypass and not call.is_auxiliary
-    names_slot = document is not None and "id_slot" in document
     if call.reach is not Reach.PINNED:
         return False
+    is_nobodys = call.is_anonymous and not call.is_bypass and not call.is_auxiliary
+    names_slot = document is not None and "id_slot" in document
     return (is_nobodys and not names_slot) or not can_splice(call.body)

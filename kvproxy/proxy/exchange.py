@@ -30,6 +30,7 @@ from kvproxy.proxy.sorter import Sorter
 from kvproxy.proxy.unpinned import UnpinnedRequests
 from kvproxy.proxy.vigil import Vigil, Watchers
 from kvproxy.proxy.visit import Visit
+from kvproxy.sessions.branches import Look
 from kvproxy.telemetry.events import Emit
 from kvproxy.upstream.facts import Facts, PersistenceMode, ServerState
 
@@ -95,25 +96,26 @@ class Exchange:
         raise UpstreamError(message, status=503, retry_after_seconds=5, was_sent=False)
 
     async def _hold(self, visit: Visit, facts: Facts) -> web.StreamResponse | None:
-        visit = self.sorter.sorted(visit, facts.model)
+        look = self.recogniser.look(visit.call, facts.model)
+        visit = self.sorter.sorted(visit, continues=look is not None and look.is_known)
         if visit.call.may_float and facts.persistence.mode is PersistenceMode.OFF:
             # Pinned it could only lose: the server's own memory of prompts is for those it places itself.
             visit = replace(visit, call=visit.call.anonymous())
         if facts.pins_messages and visit.call.endpoint.has_turns:
             visit = replace(visit, call=visit.call.pinned())
         if visit.call.reach is Reach.PINNED:
-            owner = self._owner(visit, facts)
+            owner = self._owner(visit, facts, look)
             if owner is not None and self.pinned.moorings.is_adrift(owner.session.key):
                 return await self.unpinned.serve_adrift(visit, owner)
             return await self.pinned.serve(visit, owner)
         if visit.call.reach is Reach.FLOATING and visit.call.endpoint.has_turns:
-            owner = self._owner(visit, facts)
+            owner = self._owner(visit, facts, look)
             if owner is not None:
                 return await self.unpinned.serve_steered(visit, owner)
         return await self.unpinned.serve(visit)
 
-    def _owner(self, visit: Visit, facts: Facts) -> Owner | None:
-        owner = self.recogniser.owner_of(visit.call, facts.model)
+    def _owner(self, visit: Visit, facts: Facts, look: Look | None) -> Owner | None:
+        owner = self.recogniser.owner_of(visit.call, facts.model, look)
         visit.vigil.session = None if owner is None else owner.session
         return owner
 

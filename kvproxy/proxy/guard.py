@@ -78,6 +78,7 @@ def _plain_name(name: str) -> str:
         return bare
 
 
+@lru_cache(maxsize=256)
 def forbidden(method: str, raw_path: str, *, has_api_keys: bool = False) -> bool:
     """Whether a request asks for one of the server's management routes.
 
@@ -91,7 +92,6 @@ def forbidden(method: str, raw_path: str, *, has_api_keys: bool = False) -> bool
     return path in _SHUT_TO_CHANGES or path.startswith("/slots/")
 
 
-@lru_cache(maxsize=256)
 def _plainest(path: str) -> str:
     """Decoded until nothing changes, without query, parameters, NUL, dot segments or empty segments."""
     path = re.split(r"[?#]", path, maxsplit=1)[0]

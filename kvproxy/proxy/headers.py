@@ -72,6 +72,8 @@ class _Name:
     stays_here: bool
     """Of a request: the connection gives it, we answer it, it is meant for us, or we say it anew."""
     is_key: bool
+    is_chained: bool
+    """Each hop adds to what the one before it said."""
     can_be_named: bool
     """Whether a `Connection` token makes it end here."""
 
@@ -83,7 +85,15 @@ def _name_of(raw: bytes) -> _Name:
     lower = text.lower()
     # `Expect` is answered by us; one more of ours upstream would wait for a second 100.
     stays = lower in ("host", "expect") or lower.startswith((OWN_PREFIX, _GATEWAYS))
-    return _Name(text, lower, lower in _HOP_BY_HOP, stays, lower in _KEYS, lower not in _PROTECTED)
+    return _Name(
+        text,
+        lower,
+        lower in _HOP_BY_HOP,
+        stays,
+        lower in _KEYS,
+        lower == "via" or lower.startswith(_GATEWAYS),
+        lower not in _PROTECTED,
+    )
 
 
 def upstream_headers(
@@ -100,16 +110,12 @@ def upstream_headers(
     `peer` is the client's address, `host` what it asked for. An untrusted peer's `X-Forwarded-*` are not
     passed on. `api_key` replaces whatever key the client sent. Raises ReplyError (508) for a loop.
     """
-    fields = []
+    pairs = _end_to_end(raw)
+    fields = [pair for name, pair in pairs if not name.stays_here and (api_key is None or not name.is_key)]
     known: dict[str, list[bytes]] = {}
-    for name, pair in _end_to_end(raw):
-        if name.lower == "via":
-            known.setdefault("via", []).append(pair[1])
-        if name.stays_here:
-            if is_peer_trusted and name.lower.startswith(_GATEWAYS):
-                known.setdefault(name.lower, []).append(pair[1])
-        elif not name.is_key or api_key is None:
-            fields.append(pair)
+    for name, (_, value) in pairs:
+        if name.is_chained and (is_peer_trusted or name.lower == "via"):
+            known.setdefault(name.lower, []).append(value)
     if "via" in known:
         _refuse_loop(known["via"])
     if api_key is not None:
@@ -124,35 +130,44 @@ def upstream_headers(
 
 def client_headers(raw: RawHeaders) -> CIMultiDict[str]:
     """The upstream's fields as the client gets them. Adds none."""
-    headers: CIMultiDict[str] = CIMultiDict()
-    for name, (_, value) in _end_to_end(raw):
-        try:
-            headers.add(name.text, value.decode("utf-8"))
-        except UnicodeDecodeError:
-            # The HTTP library would write it differently: better no field than another one.
-            continue
-    is_chunked = any(_name_of(name).lower == "transfer-encoding" for name, _ in raw)
-    if is_chunked:  # a length beside chunks is either wrong or an attack (RFC 9112 6.3)
-        headers.popall("Content-Length", None)
+    pairs = _end_to_end(raw)
+    try:
+        headers = CIMultiDict([(name.text, value.decode("utf-8")) for name, (_, value) in pairs])
+    except UnicodeDecodeError:
+        # The HTTP library would write it differently: better no field than another one.
+        texts = [(name.text, _text(value)) for name, (_, value) in pairs]
+        headers = CIMultiDict([(name, text) for name, text in texts if text is not None])
+    if "Content-Length" in headers and _is_chunked(raw):
+        headers.popall("Content-Length")
     return headers
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_chunked(raw: RawHeaders) -> bool:
+    """A length beside chunks is either wrong or an attack (RFC 9112 6.3)."""
+    return "transfer-encoding" in {_name_of(name).lower for name, _ in raw}
 
 
 def _end_to_end(raw: RawHeaders) -> list[tuple[_Name, tuple[bytes, bytes]]]:
     """The fields that do not end at this hop. A value with control characters no server should see."""
-    pairs = [(_name_of(pair[0]), pair) for pair in raw]
-    named = {t for name, (_, value) in pairs if name.lower == "connection" for t in _tokens(value)}
-    return [
-        (name, pair)
-        for name, pair in pairs
-        if not name.ends_here
-        and not (named and name.can_be_named and name.lower in named)
-        and _CONTROL.search(pair[1]) is None
-    ]
+    pairs = [(name, pair) for pair in raw if not (name := _name_of(pair[0])).ends_here]
+    named = {t for name, value in raw if _name_of(name).lower == "connection" for t in _tokens(value)}
+    if named:
+        pairs = [(name, pair) for name, pair in pairs if not (name.can_be_named and name.lower in named)]
+    if _CONTROL.search(b"".join([value for _, (_, value) in pairs])) is not None:
+        pairs = [(name, pair) for name, pair in pairs if _CONTROL.search(pair[1]) is None]
+    return pairs
 
 
-def _tokens(value: bytes) -> Iterator[str]:
-    for token in value.decode("latin-1").split(","):
-        yield token.strip().lower()
+@lru_cache(maxsize=256)
+def _tokens(value: bytes) -> tuple[str, ...]:
+    return tuple(token.strip().lower() for token in value.decode("latin-1").split(","))
 
 
 def _refuse_loop(vias: list[bytes]) -> None:

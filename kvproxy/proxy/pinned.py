@@ -15,6 +15,8 @@ from kvproxy.checkpoint.proofs import Proofs
 from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
+from kvproxy.frozen import frozen
+from kvproxy.identifiers import SlotId
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.lessons import learn
 from kvproxy.proxy.recogniser import Owner, Recogniser
@@ -38,13 +40,14 @@ LAUNCH_SECONDS = 60.0
 """How long others wait, at a server that clears idle slots, for a request to be seen running there."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Run:
     """A request about to be sent. `session` is whose it is, None if it owns nothing; `before` is the slot's
     occupancy as prepared, `stay` the one to be."""
 
     visit: Visit
     lease: Lease
+    slot: SlotId
     session: Session | None
     before: Occupancy | None
     stay: Occupancy | None
@@ -93,14 +96,14 @@ class PinnedRequests:
         if lease.is_void or self._was_emptied(lease, preparation):
             self.holder.release(lease)
             return None
-        before = self.table.view(lease.slot).occupancy
+        slot = lease.slot
+        before = stay = self.table.occupancy(slot)
         visit.account.prepared(
-            visit.shown(preparation), session or named, lease.slot, before.tokens if before else None
+            visit.shown(preparation), session or named, slot, before.tokens if before else None
         )
-        stay = before
         if before is None and session is not None:
             stay = new_stay(session)
-        return await self._run(_Run(visit, lease, session, before, stay))
+        return await self._run(_Run(visit, lease, slot, session, before, stay))
 
     def _settled(self, owner: Owner | None, lease: Lease) -> Session | None:
         """Whose the request is where it runs; None if it owns nothing there."""
@@ -114,7 +117,7 @@ class PinnedRequests:
     def _was_emptied(self, lease: Lease, preparation: Preparation) -> bool:
         """Whether a look at the slots has shown since that what was found in the slot is there no more."""
         is_resident = preparation.outcome is Outcome.RESIDENT
-        return is_resident and self.table.view(lease.slot).occupancy is None
+        return is_resident and self.table.occupancy(lease.slot) is None
 
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         await self.moorings.moor_loose(lease.epoch)
@@ -132,12 +135,12 @@ class PinnedRequests:
     async def _run(self, run: _Run) -> RelayedResponse:
         """The request itself. Whatever happens, the slot is settled and the lease has one end."""
         call, lease, began = run.visit.call, run.lease, self.clock.now()
-        self.table.serve(lease.slot, lease.epoch, run.stay)
+        self.table.serve(run.slot, lease.epoch, run.stay)
         self.holder.desk.reconsider()
         seen = asyncio.get_running_loop().call_later(LAUNCH_SECONDS, self.holder.desk.launched, lease)
         after: Trigger | None = None
         try:
-            body = splice(call.body, lease.slot, cache_prompt=call.is_owner)
+            body = splice(call.body, run.slot, cache_prompt=call.is_owner)
             if body is None:
                 raise InvariantError("a body that cannot be spliced was to be pinned")
             response = await self.sender.send(
@@ -151,7 +154,7 @@ class PinnedRequests:
             if error.was_sent:
                 self._dropped(run)
             else:
-                self.table.served(lease.slot, lease.epoch, run.before)
+                self.table.served(run.slot, lease.epoch, run.before)
             raise
         except BaseException:
             self._dropped(run)
@@ -159,10 +162,10 @@ class PinnedRequests:
         finally:
             seen.cancel()
             self._end(run, after)
-        self.volatility.request_ended(lease.slots[0], began)
+        self.volatility.request_ended(run.slot, began)
         verdict = run.visit.account.done(response)
         if run.session is not None:
-            self.proofs.proved(lease.slot, run.session.key, verdict)
+            self.proofs.proved(run.slot, run.session.key, verdict)
         if self.table.pool is not None:
             self._doubt_others(verdict)
         return response
@@ -175,27 +178,27 @@ class PinnedRequests:
 
     def _settle(self, run: _Run, response: RelayedResponse) -> Trigger | None:
         """Write down what the answer left in the slot; the checkpoint that it asks for, if any."""
-        lease = run.lease
+        epoch = run.lease.epoch
         if response.ending is not Ending.COMPLETE:
             self._dropped(run)
             return None
         if self.table.speculates and run.visit.account.tap.ended_with(STALE_DRAFT):
             # Every request that goes on from here would fail as this one did.
-            self.table.served(lease.slot, lease.epoch, None)
+            self.table.served(run.slot, epoch, None)
             return None
         if run.visit.account.was_cut_off:
             # It and all that ran beside it, and the server has emptied their slots.
-            self.table.served(lease.slot, lease.epoch, None, tokens=0)
-            self.needs.fell_short(lease.want.cells)
-            self.shares(lease.epoch, True)
+            self.table.served(run.slot, epoch, None, tokens=0)
+            self.needs.fell_short(run.lease.want.cells)
+            self.shares(epoch, True)
             return None
         if response.status >= 400:
             # Refused, too long: the slot and its snapshot are as they were.
-            self.table.served(lease.slot, lease.epoch, run.before)
+            self.table.served(run.slot, epoch, run.before)
             return None
         usage = run.visit.account.usage
         changed = stay_after(run.stay, usage, self.clock.now()) if run.stay else None
-        self.table.served(lease.slot, lease.epoch, changed, tokens_after(usage))
+        self.table.served(run.slot, epoch, changed, changed.tokens if changed else tokens_after(usage))
         self._measure(run, usage)
         if changed is None:
             return None
@@ -215,29 +218,31 @@ class PinnedRequests:
 
     def _measure(self, run: _Run, usage: Usage) -> None:
         """Remember how many tokens its bytes were, for those that come after it."""
-        if usage.prompt is None:
+        call, prompt = run.visit.call, usage.prompt
+        if prompt is None:
             return
-        call, measure = run.visit.call, Measure(len(run.visit.call.body), usage.prompt)
+        measure = Measure(len(call.body), prompt)
         self.needs.learn(measure, usage.generated, call.answer_limit)
         if run.session is not None:
             run.session.measure = measure
 
     def _dropped(self, run: _Run) -> None:
         """The server may go on with it: the slot is nobody's until it was seen idle."""
-        visit, lease = run.visit, run.lease
+        visit = run.visit
         settling = Settling(
-            lease.slot, was_seen=visit.account.was_seen_running, body_bytes=len(visit.call.body)
+            run.slot, was_seen=visit.account.was_seen_running, body_bytes=len(visit.call.body)
         )
-        self.table.broke_off(lease.slot, lease.epoch, settling)
+        self.table.broke_off(run.slot, run.lease.epoch, settling)
         self.probe.want()
 
     def _end(self, run: _Run, after: Trigger | None) -> None:
         if not run.lease.is_void:
-            view = self.table.view(run.lease.slot)
+            stay = self.table.occupancy(run.slot)
             if run.session is not None:
-                remember(run.session, view.occupancy)
-            if self.moorings.are_needed and view.state is SlotState.RESIDENT and view.occupancy is not None:
-                self.holder.tasks.spawn(self._moor(run.lease, view.occupancy), name="moor a session")
+                remember(run.session, stay)
+            is_loose = self.moorings.are_needed and self.table.view(run.slot).state is SlotState.RESIDENT
+            if is_loose and stay is not None:
+                self.holder.tasks.spawn(self._moor(run.lease, stay), name="moor a session")
                 return
             if after is not None:
                 self.holder.tasks.spawn(

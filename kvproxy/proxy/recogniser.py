@@ -11,12 +11,13 @@ that is busy with another request, elsewhere as a branch of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import ServerName, SessionKey, short
 from kvproxy.proxy.call import Call
-from kvproxy.sessions.branches import Branch, Branches, KeyOf, Match, Where
+from kvproxy.sessions.branches import Branch, Branches, KeyOf, Look, Match, Where
 from kvproxy.sessions.identity import Identity
 from kvproxy.sessions.key import ClientId, derive_key
 from kvproxy.sessions.lines import Asked, Cause
@@ -31,7 +32,7 @@ CONTENT = ClientId("content", "")
 SCOPE_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Owner:
     """The session of a request. `match` is None where its content did not tell."""
 
@@ -62,19 +63,24 @@ class Recogniser:
         self._newcomers = Newcomers()
         self._secret = secret
 
-    def owner_of(self, call: Call, model: str) -> Owner | None:
-        """None for a request that owns nothing. `model` is the server's."""
+    def look(self, call: Call, model: str) -> Look | None:
+        """The request held against the conversations that are known; None if it says too little, or what it
+        says does not matter. Good until the next await. `model` is the server's."""
+        reading = call.reading
+        if call.is_auxiliary or call.is_bypass or reading is None or not reading.is_recognisable:
+            return None
+        return self._branches.look(self._where(call, model), Asked(self._secret(), reading))
+
+    def owner_of(self, call: Call, model: str, look: Look | None) -> Owner | None:
+        """None for a request that owns nothing. `look` is that at the request, just now."""
         if not call.is_owner:
             return None
         if call.identity.is_disputed:
             self._emit(IdsDisagreed(self._server))
-        reading = call.reading
-        if reading is None or not reading.is_recognisable:
+        if look is None:
             key = self._key_of(call, model, "")
             return Owner(self._session(call, model, key, "", None), call, model)
-        where = self._where(call, model)
-        asked = Asked(self._secret(), reading)
-        match = self._branches.match(where, asked, self._keys(call, model))
+        match = self._branches.match(look, self._keys(call, model))
         branch = match.branch
         self._began(call, branch, match.cause)
         session = self._session(call, model, branch.key, branch.name, branch.parent)
@@ -82,13 +88,6 @@ class Recogniser:
             self._judge_newcomer(session, match)
         branch.may_persist = session.may_persist
         return Owner(session, call, model, match)
-
-    def knows(self, call: Call, model: str) -> bool:
-        """Whether the request carries a conversation on that is known."""
-        reading = call.reading
-        if reading is None or not reading.is_recognisable:
-            return False
-        return self._branches.knows(self._where(call, model).scope, Asked(self._secret(), reading))
 
     def runs_at_home(self, owner: Owner) -> None:
         """The request has its session's slot."""
@@ -160,8 +159,15 @@ class Recogniser:
         return None if parent is None else self._scope(call, model, parent, identity.parent_agent)
 
     def _scope(self, call: Call, model: str, client: ClientId, agent: str) -> bytes:
-        hasher = blake2b(key=self._secret(), digest_size=SCOPE_BYTES)
-        for part in (self._server, call.tenant, model, client.namespace, client.value, agent):
-            raw = part.encode("utf-8", "surrogateescape")
-            hasher.update(len(raw).to_bytes(4, "big") + raw)
-        return hasher.digest()
+        parts = (self._server, call.tenant, model, client.namespace, client.value, agent)
+        return _scope_of(self._secret(), parts)
+
+
+@lru_cache(maxsize=1024)
+def _scope_of(secret: bytes, parts: tuple[str, ...]) -> bytes:
+    """No two parts can run together."""
+    hasher = blake2b(key=secret, digest_size=SCOPE_BYTES)
+    for part in parts:
+        raw = part.encode("utf-8", "surrogateescape")
+        hasher.update(len(raw).to_bytes(4, "big") + raw)
+    return hasher.digest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +12,6 @@ from kvproxy.auxiliary.habits import Habits
 from kvproxy.auxiliary.library import load
 from kvproxy.auxiliary.sorting import Sorting
 from kvproxy.identifiers import ServerName
-from kvproxy.proxy.call import Call
 from kvproxy.proxy.visit import Visit
 from kvproxy.telemetry.events import AuxiliarySeen, Emit
 
@@ -30,16 +28,12 @@ class Rules(Protocol):
 
 
 class Sorter:
-    """Of one server. `continues` tells whether a request carries a known conversation on. Wordings are known
-    once they were loaded."""
+    """Of one server. Wordings are known once they were loaded."""
 
-    def __init__(
-        self, server: ServerName, rules: Rules, emit: Emit, continues: Callable[[Call, str], bool]
-    ) -> None:
+    def __init__(self, server: ServerName, rules: Rules, emit: Emit) -> None:
         self._server = server
         self._rules = rules
         self._emit = emit
-        self._continues = continues
         self._habits = Habits()
         self._sorting = self._with(Library())
 
@@ -50,8 +44,8 @@ class Sorter:
     def _with(self, library: Library) -> Sorting:
         return Sorting(self._rules.recognise, self._rules.headers, library)
 
-    def sorted(self, visit: Visit, model: str) -> Visit:
-        """`visit`, as that of a side call if it is one. `model` is the server's."""
+    def sorted(self, visit: Visit, *, continues: bool) -> Visit:
+        """`visit`, as that of a side call if it is one. `continues`: it carries a known conversation on."""
         call = visit.call
         if call.is_auxiliary or call.is_bypass:
             return visit
@@ -59,7 +53,7 @@ class Sorter:
             visit.request.headers,
             call.reading,
             self._habits.of(call.client),
-            lambda: self._continues(call, model),
+            continues=continues,
         )
         if mark is None:
             self._habits.turn(call.client, call.reading)

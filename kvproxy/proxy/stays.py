@@ -21,7 +21,8 @@ def stay_after(stay: Occupancy, usage: Usage, now: float) -> Occupancy:
 def tokens_after(usage: Usage) -> int | None:
     """What a complete answer leaves in its slot; None where it did not tell."""
     # The last token was sampled, but never computed: it is not in the slot.
-    return None if usage.prompt is None else usage.prompt + max(0, (usage.generated or 0) - 1)
+    prompt = usage.prompt
+    return None if prompt is None else prompt + max(0, (usage.generated or 0) - 1)
 
 
 def remember(session: Session, stay: Occupancy | None) -> None:

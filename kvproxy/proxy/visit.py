@@ -3,17 +3,16 @@ vigil kept for its client."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aiohttp import web
 
 from kvproxy.checkpoint.outcome import Outcome, Preparation
+from kvproxy.frozen import frozen
 from kvproxy.proxy.account import Account
 from kvproxy.proxy.call import Call
 from kvproxy.proxy.vigil import Vigil
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Visit:
     request: web.BaseRequest
     call: Call

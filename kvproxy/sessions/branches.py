@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import SessionKey
 from kvproxy.sessions.lines import Asked, Cause, Kind, Line, Relation
 
@@ -37,7 +38,7 @@ KeyOf = Callable[[str], SessionKey]
 """The session's key by the branch's name."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Where:
     """A scope by its digest, and that of the scope its conversations come from, if the client told.
 
@@ -63,7 +64,36 @@ class Branch:
     may_persist: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
+class _Candidate:
+    branch: Branch
+    relation: Relation
+    is_past: bool = False
+
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """What goes on from all of a line shares the reply to it too, which the line does not tell. Of equals
+        that go on the eldest wins, of equals that were edited the youngest."""
+        if self.relation.kind is Kind.CONTINUED:
+            return self.relation.shared + 1, True, -self.branch.born
+        return self.relation.shared, False, self.branch.born
+
+
+@frozen
+class Look:
+    """A request held against all that is known: good until the next await."""
+
+    where: Where
+    asked: Asked
+    best: _Candidate | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it belongs to a branch that there is."""
+        return self.best is not None
+
+
+@frozen
 class Match:
     """A request and the branch it belongs to. `cause` is set if the branch began with it."""
 
@@ -86,21 +116,6 @@ class _Scope:
     is_static: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    branch: Branch
-    relation: Relation
-    is_past: bool = False
-
-    @property
-    def rank(self) -> tuple[int, bool, int]:
-        """What goes on from all of a line shares the reply to it too, which the line does not tell. Of equals
-        that go on the eldest wins, of equals that were edited the youngest."""
-        if self.relation.kind is Kind.CONTINUED:
-            return self.relation.shared + 1, True, -self.branch.born
-        return self.relation.shared, False, self.branch.born
-
-
 class Branches:
     """What is remembered of all together is bounded by the number of branches and of their lines' entries."""
 
@@ -116,10 +131,14 @@ class Branches:
 
     # -- asking ------------------------------------------------------------------------------------------
 
-    def match(self, where: Where, asked: Asked, key_of: KeyOf) -> Match:
-        """The branch that `asked` belongs to, made if there is none. Known ones stay as they are until
+    def look(self, where: Where, asked: Asked) -> Look:
+        """What of all that is known `asked` belongs to."""
+        return Look(where, asked, self._best(where.scope, asked))
+
+    def match(self, look: Look, key_of: KeyOf) -> Match:
+        """The branch that a request belongs to, made if there is none. Known ones stay as they are until
         `take` or `fork` say where the request runs."""
-        best = self._best(where.scope, asked)
+        where, asked, best = look.where, look.asked, look.best
         if best is None:
             branch = self._begin(where, asked, key_of, self._parent_of(where, asked))
             return Match(where, asked, branch, None, Cause.NEW)
@@ -129,10 +148,6 @@ class Branches:
             return Match(where, asked, branch, best.relation, Cause.SPLIT)
         self._touch(best.branch)
         return Match(where, asked, best.branch, best.relation)
-
-    def knows(self, scope: bytes, asked: Asked) -> bool:
-        """Whether `asked` belongs to a branch that there is."""
-        return self._best(scope, asked) is not None
 
     def take(self, match: Match) -> None:
         """The request runs as the branch's own: from now on its line is the branch's."""

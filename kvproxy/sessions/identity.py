@@ -17,12 +17,14 @@ from typing import Any, Protocol
 
 import orjson
 
+from kvproxy.frozen import frozen
 from kvproxy.sessions.key import ClientId
 from kvproxy.sessions.sources import NOT_IDENTITY, PATTERN
 
 MAX_ID_BYTES = 256
 """What the strictest of the known gateways accepts."""
 
+_TURN = "x-codex-turn-metadata"
 THREAD = "thread-id"
 CLAUDE = "x-claude-code-session-id"
 """Names under which an id is known wherever it was found."""
@@ -36,7 +38,7 @@ class MultiHeaders(Protocol):
     def __contains__(self, key: object, /) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Identity:
     """`agent` is the sub-agent within the conversation, empty for the main one. `parent` is the conversation
     and `parent_agent` the agent in it that this one comes from, if the client told."""
@@ -103,7 +105,10 @@ def tenant_of(headers: MultiHeaders) -> str:
 
 def _from_headers(headers: MultiHeaders, names: Sequence[str]) -> _Found:
     for name in names:
-        found = _by_pattern(headers) if name == PATTERN else _from_header(headers, name)
+        if name == PATTERN:
+            found = _by_pattern(headers)
+        else:
+            found = _from_header(headers, name) if name in headers else None
         if found is not None:
             return found
     return None
@@ -111,8 +116,6 @@ def _from_headers(headers: MultiHeaders, names: Sequence[str]) -> _Found:
 
 def _from_header(headers: MultiHeaders, name: str) -> _Found:
     values = headers.getall(name, [])
-    if not values:
-        return None
     reader = _READERS.get(name)
     if reader is None:
         return _fit(name, values)
@@ -144,7 +147,7 @@ def _stream(headers: MultiHeaders, values: list[str]) -> _Found:
 
 _READERS = {
     "thread-id": _codex_thread,
-    "x-codex-turn-metadata": _codex_metadata,
+    _TURN: _codex_metadata,
     "x-openwebui-chat-id": _openwebui_chat,
     "x-conversation-id": _stream,
 }
@@ -168,7 +171,9 @@ def _by_pattern(headers: MultiHeaders) -> _Found:
 
 def _from_body(document: Document, paths: Sequence[str]) -> _Found:
     for path in paths:
-        value = _at(document, path)
+        value = _at(document, path) if "." in path else document.get(path)
+        if value is None:
+            continue
         if path == "metadata.user_id":
             value = _session_of_user(value)
         if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
@@ -194,8 +199,6 @@ def _session_of_user(value: object) -> str | None:
 
 
 def _at(document: Document, path: str) -> object:
-    if "." not in path:
-        return document.get(path)
     value: object = document
     for name in path.split("."):
         if not isinstance(value, Mapping):
@@ -227,25 +230,29 @@ def _lineage(headers: MultiHeaders, client: ClientId, agent: str) -> tuple[Clien
 
 
 def _forked_from(headers: MultiHeaders) -> str:
-    values = headers.getall("x-codex-turn-metadata", [])
-    thread = _object(values[0]).get("forked_from_thread_id") if values else None
+    if _TURN not in headers:
+        return ""
+    thread = _object(headers.getall(_TURN, [])[0]).get("forked_from_thread_id")
     found = _fit(THREAD, [thread]) if isinstance(thread, str) else None
     return found.value if isinstance(found, ClientId) else ""
 
 
 def _plain(headers: MultiHeaders, name: str) -> str:
     """The value of a header that only adds to an id; empty if it is unfit."""
-    values = headers.getall(name, [])
-    found = _fit(name, values) if values else None
+    if name not in headers:
+        return ""
+    found = _fit(name, headers.getall(name, []))
     return found.value if isinstance(found, ClientId) else ""
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _fit(namespace: str, values: Sequence[str]) -> ClientId | _Unfit:
     if len(set(values)) != 1:
         return _Unfit.UNFIT
     value = values[0].strip()
-    raw = value.encode("utf-8", "surrogateescape")
-    if not value or len(raw) > MAX_ID_BYTES or any(byte < 0x20 or byte == 0x7F for byte in raw):
+    if not value or _CONTROL.search(value) or len(value.encode("utf-8", "surrogateescape")) > MAX_ID_BYTES:
         return _Unfit.UNFIT
     return ClientId(namespace, value)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import ServerName, SessionKey
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClientId:
     """What the client called its conversation: `namespace` is where it said so."""
 
@@ -39,13 +39,17 @@ def derive_key(server: ServerName, tenant: str, model: str, client: ClientId, br
     return SessionKey(hasher.hexdigest()[:32])
 
 
+_BYPASS, _PURPOSE, _PERSIST = "X-KVProxy-Bypass", "X-KVProxy-Purpose", "X-KVProxy-Persist"
+"""Looked for before they are read: hardly any request has one."""
+
+
 def wants_bypass(headers: Mapping[str, str]) -> bool:
-    return headers.get("X-KVProxy-Bypass", "").strip() == "1"
+    return _BYPASS in headers and headers[_BYPASS].strip() == "1"
 
 
 def is_declared_auxiliary(headers: Mapping[str, str]) -> bool:
-    return headers.get("X-KVProxy-Purpose", "").strip().lower() == "auxiliary"
+    return _PURPOSE in headers and headers[_PURPOSE].strip().lower() == "auxiliary"
 
 
 def forbids_persistence(headers: Mapping[str, str]) -> bool:
-    return headers.get("X-KVProxy-Persist", "").strip().lower() == "no"
+    return _PERSIST in headers and headers[_PERSIST].strip().lower() == "no"

@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from itertools import accumulate
 
 from kvproxy.dialects.reading import BLOCK_BYTES, MOST_ENTRIES, Reading
+from kvproxy.frozen import frozen
 
 LINK_BYTES = 8
 REPLY = "assistant"
@@ -38,7 +38,7 @@ TELLING_BYTES = 64
 """A turn of fewer may well be said in another conversation too."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Line:
     """`chain` has a link per entry, `ends` the bytes said up to and with each (4-byte integers of this
     machine). The first `head` entries are the head, the first `before_reply` come before any reply."""
@@ -108,7 +108,7 @@ class Cause(StrEnum):
     """A conversation went on that had been taken for an earlier version of another."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Relation:
     """`shared` is how many entries both begin with."""
 
@@ -122,6 +122,7 @@ class Asked:
     def __init__(self, secret: bytes, reading: Reading) -> None:
         self._secret = secret
         self._reading = reading
+        self._is_raw = reading.prompt is not None
         self.line = self._line()
 
     def relation(self, known: Line) -> Relation | None:
@@ -157,10 +158,6 @@ class Asked:
         prompt, start = self._reading.prompt or b"", len(known) * BLOCK_BYTES
         rest = prompt[start : start + known.rest_bytes]
         return self._rest(known.chain[-LINK_BYTES:], rest) == known.rest
-
-    @property
-    def _is_raw(self) -> bool:
-        return self._reading.prompt is not None
 
     @property
     def _count(self) -> int:

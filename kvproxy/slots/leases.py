@@ -359,7 +359,7 @@ class LeaseDesk:
         return [who for who, view in found if who and view.occupant != who and view.state not in UNDER_WAY]
 
     def _choose(self, want: Want) -> tuple[tuple[SlotId, ...], bool] | None:
-        return choose(want, self.table.views(), self._arriving(), self.set_apart)
+        return choose(want, self.table.views(), self._arriving() if self._out else (), self.set_apart)
 
     def _grant(self, waiter: _Waiter) -> bool:
         lease = self._granted(waiter.want, self._clock.now() - waiter.since)

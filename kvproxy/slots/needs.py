@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvproxy.frozen import frozen
+
 LEAST_ANSWER_TOKENS = 1024
 """What an answer without a limit is given before any is known."""
 
@@ -20,7 +22,7 @@ TELLING_BYTES = 1024
 """Shorter requests are mostly template, and say nothing of how dense text is."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Measure:
     """A request that was answered: the bytes of its body, and the tokens of its prompt."""
 
@@ -81,9 +83,14 @@ def answer_limit(document: object) -> int | None:
     """The most tokens that the client of a request asks for; None if it says nothing, or no number."""
     if not isinstance(document, dict):
         return None
-    stated = [document.get(field) for field in _LIMITS]
-    limits = [n for n in stated if isinstance(n, int) and not isinstance(n, bool) and n >= 0]
-    return max(limits, default=None)
+    largest = None
+    for field in _LIMITS:
+        if field not in document:
+            continue
+        stated = document[field]
+        if isinstance(stated, int) and not isinstance(stated, bool) and stated >= (largest or 0):
+            largest = stated
+    return largest
 
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")

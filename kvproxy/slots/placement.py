@@ -17,14 +17,14 @@ Slots can be set apart for requests of nobody, which take those first; no conver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.slot import SlotView
 from kvproxy.slots.state import SlotState
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Placement:
     """`is_fork`: the session's own slot serves another of its requests; this one owns nothing."""
 
@@ -35,7 +35,7 @@ class Placement:
 def place(session: SessionKey | None, views: Sequence[SlotView], apart: int = 0) -> Placement | None:
     """The slot for a request of `session` (None: of nobody), or None to wait. The last `apart` slots are set
     apart, but never all."""
-    shared = views[: max(1, len(views) - apart)]
+    shared = views[: max(1, len(views) - apart)] if apart else views
     if session is None:
         return _for_nobody(views[len(shared) :]) or _for_nobody(shared)
     own = _own_slot(session, views)
@@ -55,7 +55,10 @@ def _for_nobody(views: Sequence[SlotView]) -> Placement | None:
 
 
 def _own_slot(session: SessionKey, views: Sequence[SlotView]) -> SlotView | None:
-    return next((view for view in views if view.occupant == session), None)
+    for view in views:
+        if view.occupancy is not None and view.occupancy.session == session:
+            return view
+    return None
 
 
 def _elsewhere(views: Sequence[SlotView], *, is_fork: bool) -> Placement | None:

@@ -74,8 +74,10 @@ class SlotRecord:
 
     def is_at_risk(self, slots: Iterable[SlotRecord], pool: int | None) -> bool:
         """Whether the server may run out of the room that all `slots` share; then it empties idle ones."""
+        if pool is None:
+            return False
         others = (max(one.cells, one.claim, one.worst) for one in slots if one is not self)
-        return pool is not None and self.cells + sum(others) > pool
+        return self.cells + sum(others) > pool
 
     def empty(self, *, is_blank: bool) -> None:
         """Nobody lives here any more; if it is known to be blank, nothing is left either."""
@@ -98,6 +100,14 @@ class SlotRecord:
             self.worst = 0
         self.holder, self.claim = None, 0
         self.free_since, self.last_task = now, None
+
+    def begin(self, occupancy: Occupancy | None, now: float) -> None:
+        """A request is sent to it; `occupancy` is whose it will be (None: nobody's)."""
+        self.move(SlotEvent.SERVE, now)
+        self.occupancy, self.is_blank = occupancy, False
+        self.grow()
+        self.met_doubt = self.pending_actions > 0
+        self.was_seen_running, self.was_swept, self.since = False, False, now
 
     def count(self, tokens: int | None) -> None:
         """It holds so many tokens; None where nobody told."""
@@ -147,25 +157,23 @@ class SlotRecord:
         self.count(info.n_prompt_tokens)
 
     def view(self) -> SlotView:
-        leased = self.holder is not None
+        """Calls nothing: each request has a dozen of them made."""
+        if self.settling is not None:
+            is_underway = self.settling.was_seen
+        else:
+            is_underway = self.state is SlotState.SERVING and self.was_seen_running
         return SlotView(
             self.id,
             self.state,
             self.occupancy,
-            leased,
+            self.holder is not None,
             self.last_used,
             self.is_blank,
-            self._is_underway,
+            is_underway,
             self.sight,
-            max(self.cells, self.claim),
+            self.cells if self.cells > self.claim else self.claim,
             self.is_sure,
         )
-
-    @property
-    def _is_underway(self) -> bool:
-        if self.settling is not None:
-            return self.settling.was_seen
-        return self.state is SlotState.SERVING and self.was_seen_running
 
     def __str__(self) -> str:
         return f"{self.id}:{self.state}{'*' if self.holder is not None else ''}"

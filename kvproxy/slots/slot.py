@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import Revision, SessionKey, SlotId
 from kvproxy.slots.state import SlotState
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Occupancy:
     """A session's stay in a slot, from its restore or first request to its eviction.
 
@@ -37,13 +38,14 @@ class Occupancy:
 
     def changed(self, now: float, tokens: int | None, computed: int) -> Occupancy:
         """After a request that may have changed the KV."""
-        return replace(
-            self,
-            revision=Revision(self.revision + 1),
-            tokens=tokens,
-            is_boundary=False,
-            unsaved_tokens=self.unsaved_tokens + computed,
-            dirty_since=now if self.dirty_since is None else self.dirty_since,
+        return Occupancy(
+            self.session,
+            Revision(self.revision + 1),
+            self.checkpointed_revision,
+            tokens,
+            self.unsaved_tokens + computed,
+            now if self.dirty_since is None else self.dirty_since,
+            saving=self.saving,
             later_tokens=self.later_tokens + computed,
             later_since=now if self.later_since is None else self.later_since,
         )
@@ -69,7 +71,7 @@ class Sight:
     tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlotView:
     """`last_used` is monotonic seconds; `is_leased` whether somebody holds it now."""
 

@@ -116,10 +116,13 @@ class SlotTable:
         return any(s.occupancy is not None and s.occupancy.is_dirty for s in self._slots.values())
 
     def views(self) -> tuple[SlotView, ...]:
-        return tuple(slot.view() for slot in self._slots.values())
+        return tuple([slot.view() for slot in self._slots.values()])
 
     def view(self, slot: SlotId) -> SlotView:
         return self._slots[slot].view()
+
+    def occupancy(self, slot: SlotId) -> Occupancy | None:
+        return self._slots[slot].occupancy
 
     def slot_of(self, session: SessionKey) -> SlotView | None:
         return next((v for v in self.views() if v.occupant == session), None)
@@ -154,12 +157,8 @@ class SlotTable:
         """A request is sent to `slot`; `occupancy` is whose it will be (None: nobody's)."""
         if (held := self._current(slot, epoch)) is None:
             return False
-        self._move(held, SlotEvent.SERVE)
-        held.occupancy, held.is_blank = occupancy, False
-        held.grow()
+        held.begin(occupancy, self._clock.now())
         self._review()
-        held.met_doubt = held.pending_actions > 0
-        held.was_seen_running, held.was_swept, held.since = False, False, self._clock.now()
         if occupancy is not None:
             self._adrift.pop(occupancy.session, None)
         return True
@@ -339,7 +338,7 @@ class SlotTable:
 
     def _trust(self, slot: SlotRecord) -> None:
         """What it holds was just learned."""
-        slot.is_sure = not slot.is_at_risk(self._slots.values(), self.pool)
+        slot.is_sure = self.pool is None or not slot.is_at_risk(self._slots.values(), self.pool)
 
     def _launched(self, slot: SlotRecord) -> None:
         if not slot.was_seen_running:

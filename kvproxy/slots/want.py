@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.placement import place
 from kvproxy.slots.slot import SlotView
@@ -18,7 +18,7 @@ class Purpose(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Want:
     """What a request asks of the desk. `session` is None for one that owns nothing."""
 

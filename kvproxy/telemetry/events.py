@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, Reason, RestoreOutcome, Trigger, Verdict
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import Epoch, ServerName, SlotId
 from kvproxy.sessions.lines import Cause
 
@@ -36,7 +37,7 @@ class ServerUnavailable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlotAcquired:
     server: ServerName
     slot: SlotId | None
@@ -45,7 +46,7 @@ class SlotAcquired:
     waited_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlotReleased:
     server: ServerName
     slot: SlotId | None
@@ -216,7 +217,7 @@ class RequestHeld:
     held_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestDone:
     """One exchange ended. Token counts are None where the answer did not tell."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, RestoreOutcome
 from kvproxy.errors import ErrorCode
+from kvproxy.frozen import frozen
 from kvproxy.sessions.lines import Cause
 from kvproxy.telemetry import events as e
 from kvproxy.upstream.facts import ServerState
@@ -16,7 +16,7 @@ from kvproxy.upstream.facts import ServerState
 DEBUG, INFO, WARNING, ERROR = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Line:
     """`fields` keeps its order; those that are None are not written."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from kvproxy.frozen import frozen
 from kvproxy.identifiers import SlotId
 
 SINGLE_PRECISION = 3.5e38
@@ -343,7 +344,7 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:ERROR_MESSAGE_CHARS]).strip()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Usage:
     """What one answer said of its prompt. None where it did not tell."""
 

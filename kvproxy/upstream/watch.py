@@ -133,9 +133,9 @@ class Watch:
 
     @property
     def _is_awake(self) -> bool:
-        views = self._p.table.views()
-        is_running = any(v.state is SlotState.SERVING and v.is_underway for v in views)
-        return is_running or self._p.clock.now() <= self._fresh_until
+        if self._p.clock.now() <= self._fresh_until:
+            return True
+        return any(v.state is SlotState.SERVING and v.is_underway for v in self._p.table.views())
 
     def confirmed(self) -> None:
         """An answer of the server went by: it is there, and awake. Spares the next request a question."""

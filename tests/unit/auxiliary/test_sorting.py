@@ -27,7 +27,7 @@ def why(
     label: str = "chat/completions",
 ) -> str | None:
     reading = read(label, document)
-    return sorting.why_auxiliary(CIMultiDict(headers or {}), reading, habit, lambda: continues)
+    return sorting.why_auxiliary(CIMultiDict(headers or {}), reading, habit, continues=continues)
 
 
 def test_wording_shape_and_headers_mark_a_side_call() -> None:
@@ -55,12 +55,12 @@ def test_what_a_client_calls_a_turn_is_not_suspected() -> None:
     assert why(TITLE, headers={"x-claude-code-request-class": "subagent"}) is None
 
 
-def test_only_a_suspect_is_compared_with_what_was_said() -> None:
-    def never() -> bool:
-        raise AssertionError("was asked")
+def test_what_carries_a_conversation_on_is_looked_at_no_further() -> None:
+    class Untouched(Library):
+        def find(self, reading: Reading) -> Fingerprint | None:
+            raise AssertionError("was looked for")
 
-    reading = read("chat/completions", TURN)
-    assert SORTING.why_auxiliary(CIMultiDict(), reading, UNKNOWN, never) is None
+    assert why(TITLE, sorting=Sorting(True, (), Untouched([WORDING])), continues=True) is None
 
 
 def test_switched_off_only_our_own_header_counts() -> None:
@@ -71,8 +71,8 @@ def test_switched_off_only_our_own_header_counts() -> None:
 
 def test_a_body_that_cannot_be_understood_is_told_by_headers_alone() -> None:
     headers = CIMultiDict({"X-Task": "title"})
-    assert SORTING.why_auxiliary(headers, None, UNKNOWN, lambda: False) == "x-task"
-    assert SORTING.why_auxiliary(CIMultiDict(), None, UNKNOWN, lambda: False) is None
+    assert SORTING.why_auxiliary(headers, None, UNKNOWN, continues=False) == "x-task"
+    assert SORTING.why_auxiliary(CIMultiDict(), None, UNKNOWN, continues=False) is None
 
 
 def test_what_has_no_turns_is_nothing_to_sort() -> None:
@@ -141,7 +141,7 @@ WORDED = {
 
 @pytest.mark.parametrize("reading", WORDED.values(), ids=WORDED)
 def test_the_side_calls_of_known_clients_are_told_from_turns(reading: Reading) -> None:
-    assert SORTED.why_auxiliary(CIMultiDict(), reading, UNKNOWN, lambda: False) is not None
+    assert SORTED.why_auxiliary(CIMultiDict(), reading, UNKNOWN, continues=False) is not None
 
 
 TURNS = {
@@ -158,7 +158,7 @@ TURNS = {
 
 @pytest.mark.parametrize("reading", TURNS.values(), ids=TURNS)
 def test_a_turn_is_no_side_call(reading: Reading) -> None:
-    assert SORTED.why_auxiliary(CIMultiDict(), reading, UNKNOWN, lambda: False) is None
+    assert SORTED.why_auxiliary(CIMultiDict(), reading, UNKNOWN, continues=False) is None
 
 
 def test_our_own_wordings_come_with_the_package() -> None:

@@ -66,7 +66,7 @@ class House:
         )
 
     def owner(self, of: Call, model: str = "m") -> Owner:
-        owner = self.recogniser.owner_of(of, model)
+        owner = self.recogniser.owner_of(of, model, self.recogniser.look(of, model))
         assert owner is not None
         return owner
 
@@ -89,8 +89,9 @@ def test_a_conversation_without_an_id_is_one_session_from_request_to_request() -
 
 def test_a_request_that_owns_nothing_is_nobodys_and_leaves_no_trace() -> None:
     house = House()
-    assert house.recogniser.owner_of(call("S:s U:a", is_auxiliary=True), "m") is None
-    assert house.recogniser.owner_of(call({}), "m") is None
+    for nobodys in (call("S:s U:a", is_auxiliary=True), call({})):
+        assert house.recogniser.look(nobodys, "m") is None
+        assert house.recogniser.owner_of(nobodys, "m", None) is None
     assert (len(house.branches), len(house.registry)) == (0, 0)
 
 

@@ -31,7 +31,8 @@ ONE = ClientId("x-session-id", "one")
 class Room:
     def __init__(self, *, continues: bool = False) -> None:
         self.sink = Sink()
-        self.sorter = Sorter(MAIN, AuxiliarySettings(), self.sink, lambda call, model: continues)
+        self.sorter = Sorter(MAIN, AuxiliarySettings(), self.sink)
+        self.continues = continues
 
     async def sort(
         self,
@@ -47,7 +48,7 @@ class Room:
         call = Call(endpoint, reach, body, Identity(client), is_bypass, False, True, reading=reading)
         await self.sorter.load()
         visit = Visit(make_mocked_request("POST", path), call, cast(Any, None), cast(Any, None))
-        return self.sorter.sorted(visit, "model").call
+        return self.sorter.sorted(visit, continues=self.continues).call
 
 
 async def test_a_side_call_owns_nothing_and_is_told() -> None:

@@ -25,7 +25,9 @@ class Known:
     branches: Branches = field(default_factory=Branches)
 
     def match(self, request: Reading | str, where: Where = ANYBODY) -> Match:
-        return self.branches.match(where, asked(request), lambda name: key_of(where, name))
+        return self.branches.match(
+            self.branches.look(where, asked(request)), lambda name: key_of(where, name)
+        )
 
     def run(self, request: Reading | str, where: Where = ANYBODY) -> Branch:
         match = self.match(request, where)

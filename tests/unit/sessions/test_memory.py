@@ -29,7 +29,9 @@ class Life:
         self.memory = BranchMemory(folder, self.branches)
 
     def run(self, text: str) -> Match:
-        match = self.branches.match(WHERE, asked(self.memory, text), lambda name: SessionKey(f"key {name}"))
+        match = self.branches.match(
+            self.branches.look(WHERE, asked(self.memory, text)), lambda name: SessionKey(f"key {name}")
+        )
         self.branches.take(match)
         return match
 
