@@ -221,6 +221,23 @@ async def test_a_full_slot_directory_is_shown_for_as_long_as_it_is_full(
     assert (server["state"], server["reason"]) == ("healthy", "")
 
 
+async def test_a_full_state_directory_is_shown_for_as_long_as_it_is_full(
+    set_stage: SetStage, small_disk: Path
+) -> None:
+    stage = await set_stage(*ONE_SLOT, settings=QUIET, state_dir=small_disk)
+    ballast = fill(small_disk)
+    a = Conversation.about("a")
+    async with client(stage.url) as session:
+        await a.turn(session)
+        await stage.kvproxy.flush()
+        (full,) = (await stage.kvproxy.status())["servers"]
+        ballast.unlink()
+        await stage.kvproxy.flush()
+    assert (full["state"], "where the state directory lies" in full["reason"]) == ("degraded", True)
+    (server,) = (await stage.kvproxy.status())["servers"]
+    assert (server["state"], server["reason"]) == ("healthy", "")
+
+
 async def test_a_slot_directory_that_is_away_for_a_moment_stops_no_save_after_that(
     set_stage: SetStage, tmp_path: Path
 ) -> None:
