@@ -101,7 +101,7 @@ class AdminFace:
             case (_, ["sessions", name, *deed]):
                 return await self._on_session(request.method, name, deed)
             case _:
-                raise _no_route(request.method, path, _METHODS.get("/".join(words)))
+                raise _no_route(f"{request.method} {path}", _METHODS.get("/".join(words)))
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -194,8 +194,9 @@ class AdminFace:
             case ("DELETE", []):
                 return await self._purge(sessions)
             case _:
-                path = "/".join(["/kvproxy/sessions/SESSION", *deed])
-                raise _no_route(method, path, _SESSION_METHODS.get("/".join(deed)))
+                called = "/".join(deed)
+                what = f"{method} for a session called {called!r}"
+                raise _no_route(what, _SESSION_METHODS.get(called))
 
     async def _save(self, sessions: tuple[Session, ...]) -> web.Response:
         results = [await self._p.rounds.save_session(s.key, SAVE_SECONDS) for s in sessions]
@@ -300,9 +301,9 @@ _SESSION_METHODS = {"": "GET or DELETE", "save": "POST", "invalidate": "POST"}
 """How each route is asked for, to tell whoever asks otherwise."""
 
 
-def _no_route(method: str, path: str, known: str | None) -> ReplyError:
+def _no_route(what: str, known: str | None) -> ReplyError:
     mend = "docs/commands.md lists the routes" if known is None else f"ask with {known}"
-    return _not_found(f"kvproxy has no {method} {path}: {mend}")
+    return _not_found(f"kvproxy has no {what}: {mend}")
 
 
 def _not_found(message: str, code: ErrorCode = ErrorCode.ROUTE_NOT_FOUND) -> ReplyError:

@@ -44,8 +44,8 @@ class Checkpointer:
         self._timeout_seconds = timeout_seconds
         self._in_flight: dict[SlotId, asyncio.Future[Checkpoint]] = {}
         self._names: set[SnapshotName] = set()
-        self.publisher = Publisher(parts, self._published)
         self.room = Room(parts.files, parts.store, parts.emit)
+        self.publisher = Publisher(parts, self.room, self._published)
 
     async def save(self, slot: SlotId, epoch: Epoch, trigger: Trigger) -> Checkpoint:
         """Checkpoint `slot`, of which the caller holds a lease granted in `epoch`, to the end."""

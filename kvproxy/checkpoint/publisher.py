@@ -15,6 +15,7 @@ from kvproxy.checkpoint.actions import Attempt
 from kvproxy.checkpoint.opener import Opener, Written
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
+from kvproxy.checkpoint.room import Room
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, SnapshotName
 from kvproxy.slots.slot import Occupancy
 from kvproxy.snapshots.files import FileCheck
@@ -64,10 +65,11 @@ class _Running:
 
 
 class Publisher:
-    """`on_end` hears how each publication ended."""
+    """`on_end` hears how each publication ended; `room` is asked why one that failed did."""
 
-    def __init__(self, parts: Parts, on_end: Callable[[Job, Checkpoint], None]) -> None:
+    def __init__(self, parts: Parts, room: Room, on_end: Callable[[Job, Checkpoint], None]) -> None:
         self._p = parts
+        self._room = room
         self._on_end = on_end
         self._running: dict[SessionKey, _Running] = {}
         self.opener = Opener(parts)
@@ -149,9 +151,10 @@ class Publisher:
     async def _failed(self, written: Written, attempt: Attempt[Saved], reason: str) -> Checkpoint:
         obstacle = await self._p.obstacle()
         self._p.actions.judge(attempt, well=None if obstacle else False, reason=reason)
+        lack = "" if obstacle else await self._room.ran_out()
         for name in written.names:
             await self._p.files.delete(name)
-        return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=reason)
+        return Checkpoint(CheckpointOutcome.STORE_FAILED, detail=f"{reason}: {lack}" if lack else reason)
 
     def _publication(self, job: Job, written: Written, saved: Saved, check: FileCheck) -> Publication:
         session = self._p.registry.find(job.session)

@@ -36,7 +36,6 @@ MEMORY_IS_FULL = "No available space"
 """llama-server's words when its KV cache is full, and also when it cannot read the file. Only where no other
 slot holds anything is it known to be the file."""
 
-
 MakeWay = Callable[[int], Awaitable[object]]
 """Sees to it, as far as it can, that so many tokens have room in a memory that all slots share."""
 
@@ -251,8 +250,10 @@ class Restorer:
             self._p.unable(job.epoch, failure.message)
             self._p.actions.judge(attempt, well=None)
             return Restoration(RestoreOutcome.OFF, detail=failure.message)
-        self._p.actions.judge(attempt, well=False, reason=failure.message)
-        return Restoration(RestoreOutcome.FAILED, detail=failure.message)
+        wants_key = failure.fault is Fault.UNAUTHORIZED
+        self._p.actions.judge(attempt, well=None if wants_key else False, reason=failure.message)
+        outcome = RestoreOutcome.REFUSED if wants_key else RestoreOutcome.FAILED
+        return Restoration(outcome, detail=failure.message)
 
     async def _refused(self, job: _Job, words: str) -> Restoration:
         """The server looked at the file and said no; whose fault that is, a look of ours helps to tell."""

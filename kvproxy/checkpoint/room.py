@@ -12,6 +12,7 @@ from kvproxy.doctor.sizes import human
 from kvproxy.errors import ErrorCode
 from kvproxy.snapshots.files import SnapshotFiles
 from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.state_dir import MAX_MANIFEST_BYTES
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.telemetry.events import Emit, Warned
 
@@ -71,7 +72,12 @@ class Room:
     async def ran_out(self) -> str:
         """Why a save failed, if the disk is full now; else empty. To be asked before the stump is deleted."""
         free = await self._files.free_bytes()
-        return self._tell(_free(free), None) if free is not None and free < MARGIN_BYTES else ""
+        if free is not None and free < MARGIN_BYTES:
+            return self._tell(_free(free), None)
+        free = await self._store.free_bytes()
+        if free is not None and free < MAX_MANIFEST_BYTES:
+            return self._tell(f"{human(free)} are free where the state directory lies", None)
+        return ""
 
     def found(self) -> None:
         """There is room again."""

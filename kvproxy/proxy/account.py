@@ -43,6 +43,7 @@ class Account:
         self._cut: str | None = None
         self.was_seen_running = False
         """The answer's headers came: the server had taken up the request."""
+        self.has_begun_again = False
 
     # -- on the way ------------------------------------------------------------------------------------------
 
@@ -64,6 +65,10 @@ class Account:
         self._preparation, self._stored_tokens = Preparation(Outcome.COLD, Reason.RESTORE_FAILED), None
         if self._session is not None:
             self._session.preparation = self._preparation
+
+    def begins_again(self) -> None:
+        """The server ran out of room under it, and its client has seen nothing of that."""
+        self.has_begun_again, self.was_seen_running = True, False
 
     def sent(self) -> None:
         self._sent_at = self._clock.now()

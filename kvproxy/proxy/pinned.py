@@ -30,10 +30,10 @@ from kvproxy.slots.leases import Lease, Purpose, Want
 from kvproxy.slots.needs import Measure, Need, Needs
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
-from kvproxy.slots.state import SlotState
+from kvproxy.slots.state import UNDER_WAY, SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.upstream.probe import Probe
-from kvproxy.upstream.replies import STALE_DRAFT, Usage
+from kvproxy.upstream.replies import OUT_OF_ROOM, STALE_DRAFT, Usage
 from kvproxy.upstream.volatility import Volatility
 
 LAUNCH_SECONDS = 60.0
@@ -51,6 +51,12 @@ class _Run:
     session: Session | None
     before: Occupancy | None
     stay: Occupancy | None
+    shortfalls: int
+    """How many times the server had run out of room before it."""
+
+
+class _RanOut(Exception):
+    """The server had no room for it beside others, and has emptied the slots of all that ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class PinnedRequests:
 
     async def serve(self, visit: Visit, owner: Owner | None) -> RelayedResponse | None:
         """The answer; None if it has to begin again: the server became another one before the request was
-        sent, or its conversation is not to be pinned any more."""
+        sent or had no room for it, or its conversation is not to be pinned any more."""
         named = owner.session if owner else None
         need = self._need(visit, named)
         want = Want(Purpose.PINNED, named.key if named else None, need.thought, need.at_worst)
@@ -103,7 +109,7 @@ class PinnedRequests:
         )
         if before is None and session is not None:
             stay = new_stay(session)
-        return await self._run(_Run(visit, lease, slot, session, before, stay))
+        return await self._run(_Run(visit, lease, slot, session, before, stay, self.needs.shortfalls))
 
     def _settled(self, owner: Owner | None, lease: Lease) -> Session | None:
         """Whose the request is where it runs; None if it owns nothing there."""
@@ -130,10 +136,13 @@ class PinnedRequests:
 
     def _need(self, visit: Visit, session: Session | None) -> Need:
         known = None if session is None else session.measure
-        return self.needs.of(len(visit.call.body), visit.call.answer_limit, known, self.table.pool)
+        need = self.needs.of(len(visit.call.body), visit.call.answer_limit, known, self.table.pool)
+        # A second time it must not end others with it.
+        return Need(need.at_worst, need.at_worst) if visit.account.has_begun_again else need
 
-    async def _run(self, run: _Run) -> RelayedResponse:
-        """The request itself. Whatever happens, the slot is settled and the lease has one end."""
+    async def _run(self, run: _Run) -> RelayedResponse | None:
+        """The request itself; None if it has to begin again. Whatever happens, the slot is settled and the
+        lease has one end."""
         call, lease, began = run.visit.call, run.lease, self.clock.now()
         self.table.serve(run.slot, lease.epoch, run.stay)
         self.holder.desk.reconsider()
@@ -147,9 +156,13 @@ class PinnedRequests:
                 run.visit,
                 body,
                 lambda: self.holder.desk.launched(lease),
-                (lambda said: self._mend(run, said)) if self.table.speculates else None,
+                lambda said: self._mend(run, said),
             )
             after = self._settle(run, response)
+        except _RanOut:
+            self._ran_out(lease)
+            run.visit.account.begins_again()
+            return None
         except UpstreamError as error:
             if error.was_sent:
                 self._dropped(run)
@@ -187,10 +200,7 @@ class PinnedRequests:
             self.table.served(run.slot, epoch, None)
             return None
         if run.visit.account.was_cut_off:
-            # It and all that ran beside it, and the server has emptied their slots.
-            self.table.served(run.slot, epoch, None, tokens=0)
-            self.needs.fell_short(run.lease.want.cells)
-            self.shares(epoch, True)
+            self._ran_out(lease)
             return None
         if response.status >= 400:
             # Refused, too long: the slot and its snapshot are as they were.
@@ -206,15 +216,29 @@ class PinnedRequests:
             learn(self.shaper, run.session, run.visit.call.asked, run.before, changed, usage)
         return after_request(self.policy, ends_exchange=usage.finish_reason != "tool_calls")
 
+    def _ran_out(self, lease: Lease) -> None:
+        """The server has ended all that ran for want of room, and emptied their slots."""
+        self.table.served(lease.slot, lease.epoch, None, tokens=0)
+        self.needs.fell_short(lease.want.cells)
+        self.shares(lease.epoch, True)
+
     async def _mend(self, run: _Run, said: bytes) -> bool:
-        """Empty the slot after a failure that has no other cure; seen through when the client leaves."""
-        if STALE_DRAFT not in said:
+        """Empty the slot after a failure that has no other cure; seen through when the client leaves. Raises
+        _RanOut for what others' absence may cure."""
+        if OUT_OF_ROOM in said and not run.visit.account.has_begun_again and self._had_company(run):
+            raise _RanOut
+        if not self.table.speculates or STALE_DRAFT not in said:
             return False
         emptying = self.holder.tasks.spawn(self.preparer.empty(run.lease), name="empty a slot")
         if not await asyncio.shield(emptying):
             return False
         run.visit.account.emptied()
         return True
+
+    def _had_company(self, run: _Run) -> bool:
+        """Whether others ran beside it, or failed as it did meanwhile. Alone it would only fail again."""
+        others = (view for view in self.table.views() if view.id != run.lease.slot)
+        return self.needs.shortfalls > run.shortfalls or any(view.state in UNDER_WAY for view in others)
 
     def _measure(self, run: _Run, usage: Usage) -> None:
         """Remember how many tokens its bytes were, for those that come after it."""

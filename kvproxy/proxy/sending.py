@@ -72,7 +72,12 @@ class Sender:
         on_headers()
         if mend is not None and upstream.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             said = await _read_error(upstream)
-            if await mend(said):
+            try:
+                is_mended = await mend(said)
+            except BaseException:
+                upstream.close()
+                raise
+            if is_mended:
                 upstream.close()
                 upstream, said = await self._begin(request, body), b""
         if (begun := visit.vigil.begun) is not None:

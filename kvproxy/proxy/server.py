@@ -72,7 +72,9 @@ def _well_formed(handler: Handler) -> Handler:
         if isinstance(request.protocol, _RequestHandler):
             request.protocol.has_asked()
         if request.method == "CONNECT":
-            return _answer(request, _invalid(HTTPStatus.METHOD_NOT_ALLOWED, _TUNNEL))
+            refusal = _answer(request, _invalid(HTTPStatus.METHOD_NOT_ALLOWED, _TUNNEL))
+            refusal.headers["Allow"] = _METHODS
+            return refusal
         if request.version not in (HttpVersion10, HttpVersion11):
             return _answer(request, _invalid(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, _VERSION))
         if _lacks_host(request):
@@ -86,6 +88,7 @@ def _lacks_host(request: web.BaseRequest) -> bool:
     return request.version == HttpVersion11 and not request.headers.get("Host", "").strip()
 
 
+_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _TUNNEL = "kvproxy opens no tunnels (CONNECT): give its address as the base URL, not as an HTTP proxy"
 _VERSION = "kvproxy speaks HTTP/1.0 and HTTP/1.1: send one of these"
 _NO_HOST = "a request of HTTP/1.1 needs one Host header that is not empty: send it"

@@ -48,6 +48,8 @@ class Needs:
         self._tokens_per_byte = 1.0
         self._is_taught = False
         self._answer = LEAST_ANSWER_TOKENS
+        self.shortfalls = 0
+        """How many times the server ran out of room."""
 
     def of(self, body_bytes: int, limit: int | None, known: Measure | None, pool: int | None) -> Need:
         """For a request with a body of `body_bytes`, whose answer the client limited to `limit` tokens.
@@ -71,6 +73,7 @@ class Needs:
 
     def fell_short(self, given: int) -> None:
         """The server ran out of room under a request that was thought to need `given` at most."""
+        self.shortfalls += 1
         self._answer = max(self._answer, 2 * given)
 
     def _prompt(self, body_bytes: int, known: Measure | None) -> int:

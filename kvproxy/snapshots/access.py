@@ -1,4 +1,5 @@
-"""Why a directory cannot be used, and what mends that: `PATH: cause; mend`, the same wherever it is told.
+"""Why a directory cannot be used, and what mends that: `PATH: cause; mend`, the same wherever it is told; and
+how much room it has.
 
 All of it blocks.
 """
@@ -46,6 +47,16 @@ def trouble_with(directory: Path, error: OSError, otherwise: str) -> str:
         return f"{file}: {os.strerror(errno.ENOTDIR)}; move that file away, or {otherwise}"
     mend = _MENDS.get(error.errno, "see what is wrong with it")
     return f"{directory}: {error.strerror or error}; {mend}, or {otherwise}"
+
+
+def free_bytes(directory: Path) -> int | None:
+    """Room for more; None if not known."""
+    try:
+        seen = os.statvfs(directory)
+    except OSError:
+        # Not knowing is an answer here: the caller then does without the check.
+        return None
+    return seen.f_bavail * seen.f_frsize
 
 
 def _file_in_the_way(directory: Path) -> Path | None:

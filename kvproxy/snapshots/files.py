@@ -18,7 +18,7 @@ from kvproxy.identifiers import Owner, SnapshotName
 from kvproxy.slotfile.layout import Layout, read_layout, read_token_ids
 from kvproxy.slotfile.prefix import Prefix, Uncut, cut_prefix
 from kvproxy.slotfile.window import Closed, open_window
-from kvproxy.snapshots.access import SNAPSHOT_DIR, trouble_with
+from kvproxy.snapshots.access import SNAPSHOT_DIR, free_bytes, trouble_with
 from kvproxy.snapshots.checks import (
     FileCheck,
     Sight,
@@ -214,7 +214,7 @@ class SharedDirectory:
         return await asyncio.to_thread(at_sight, self.path, generations)
 
     async def free_bytes(self) -> int | None:
-        return await asyncio.to_thread(_free_bytes, self.path)
+        return await asyncio.to_thread(free_bytes, self.path)
 
     async def check_usable(self) -> str | None:
         return await asyncio.to_thread(_why_unusable, self.path)
@@ -245,15 +245,6 @@ def _list_of(owner: Owner, directory: Path) -> tuple[SnapshotName, ...]:
     except OSError:
         # `check_usable` tells the reason; a directory that cannot be listed has nothing to collect.
         return ()
-
-
-def _free_bytes(directory: Path) -> int | None:
-    try:
-        seen = os.statvfs(directory)
-    except OSError:
-        # Not knowing is an answer here: the caller then does without the check.
-        return None
-    return seen.f_bavail * seen.f_frsize
 
 
 def _why_unusable(directory: Path) -> str | None:

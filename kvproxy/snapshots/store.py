@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, InvariantError
 from kvproxy.identifiers import Owner, ServerName, SessionKey, SnapshotName, short
+from kvproxy.snapshots.access import free_bytes
 from kvproxy.snapshots.atomic import Observe, unobserved
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.index import SnapshotIndex, Totals
@@ -141,6 +142,10 @@ class SnapshotStore:
     async def why_unusable(self) -> str:
         """Why the state directory is not what it was when it was opened; empty if it is."""
         return await asyncio.to_thread(self._directory.why_unusable, self._lock)
+
+    async def free_bytes(self) -> int | None:
+        """Room for more where the state directory lies; None if not known."""
+        return await asyncio.to_thread(free_bytes, self._directory.path)
 
     # -- questions -----------------------------------------------------------------------------------------
 

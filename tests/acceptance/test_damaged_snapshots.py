@@ -198,3 +198,60 @@ async def test_a_full_state_directory_means_cold_and_heals(set_stage: SetStage, 
     full, roomy = await switch_on_a_full_disk(stage, small_disk)
     assert (full.outcome, roomy.outcome) == ("cold", "restored")
     assert stage.kvproxy.events("kv.session.save.failed")
+
+
+async def test_a_full_slot_directory_is_shown_for_as_long_as_it_is_full(
+    set_stage: SetStage, small_disk: Path
+) -> None:
+    stage = await set_stage(*ONE_SLOT, settings=QUIET, slot_dir=small_disk)
+    ballast = fill(small_disk)
+    a = Conversation.about("a")
+    async with client(stage.url) as session:
+        await a.turn(session)
+        await stage.kvproxy.flush()
+        full = await stage.kvproxy.status()
+        assert (await stage.kvproxy.get_json("/kvproxy/readyz"))["status"] == "degraded"
+        ballast.unlink()
+        await a.turn(session)
+        await stage.kvproxy.flush()
+    (server,) = full["servers"]
+    assert (server["state"], "are free where the snapshots lie" in server["reason"]) == ("degraded", True)
+    assert full["stats"]["saves_without_room"] == 1
+    (server,) = (await stage.kvproxy.status())["servers"]
+    assert (server["state"], server["reason"]) == ("healthy", "")
+
+
+async def test_a_full_state_directory_is_shown_for_as_long_as_it_is_full(
+    set_stage: SetStage, small_disk: Path
+) -> None:
+    stage = await set_stage(*ONE_SLOT, settings=QUIET, state_dir=small_disk)
+    ballast = fill(small_disk)
+    a = Conversation.about("a")
+    async with client(stage.url) as session:
+        await a.turn(session)
+        await stage.kvproxy.flush()
+        (full,) = (await stage.kvproxy.status())["servers"]
+        ballast.unlink()
+        await stage.kvproxy.flush()
+    assert (full["state"], "where the state directory lies" in full["reason"]) == ("degraded", True)
+    (server,) = (await stage.kvproxy.status())["servers"]
+    assert (server["state"], server["reason"]) == ("healthy", "")
+
+
+async def test_a_slot_directory_that_is_away_for_a_moment_stops_no_save_after_that(
+    set_stage: SetStage, tmp_path: Path
+) -> None:
+    settings = (*QUIET, "failure.max_consecutive_failures=2", "failure.cooldown_seconds=3600")
+    stage = await set_stage(*ONE_SLOT, settings=settings)
+    a = Conversation.about("a")
+    async with client(stage.url) as session:
+        await a.turn(session)
+        stage.slot_dir.rename(tmp_path / "away")
+        for _ in range(3):
+            await stage.kvproxy.flush()
+        (tmp_path / "away").rename(stage.slot_dir)
+        await stage.kvproxy.flush()
+    failed = await stage.kvproxy.until_events("kv.session.save.failed", 3)
+    assert {event["outcome"] for event in failed} == {"store_failed"}
+    assert len(await stage.kvproxy.until_events("kv.session.save.success", 1)) == 1
+    assert stage.kvproxy.events("kv.persistence.circuit_open") == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import aiohttp
 import pytest
 
 from tests.acceptance.conftest import Measured, SetStage, Stage
-from tests.support.load import Answer, Conversation, client
+from tests.support.load import CHAT, Answer, Conversation, client, words
 
 pytestmark = pytest.mark.real
 
@@ -51,6 +52,28 @@ async def test_what_fails_together_without_kvproxy_is_answered_in_turn_with_it(
         f"({side_by_side} at once), {ours_failed} with it ({in_turn} at once)"
     )
     assert (failed > 1, ours_failed) == (True, 0)
+
+
+async def test_two_whose_answers_nothing_limits_fail_together_and_are_answered_one_after_the_other(
+    set_stage: SetStage, measured: Measured
+) -> None:
+    stage = await set_stage(*FLAGS)
+
+    async def ask(session: aiohttp.ClientSession, name: str) -> tuple[int, int]:
+        said = {"messages": [{"role": "user", "content": f"{name}: {words(name, 20)}"}]}
+        body = {**said, "max_tokens": -1, "ignore_eos": True}
+        async with session.post(CHAT, json=body, headers={"X-Session-Id": name}) as response:
+            usage = (await response.json()).get("usage", {})
+            return response.status, usage.get("total_tokens", 0)
+
+    async with client(stage.url) as session:
+        answers = await asyncio.gather(ask(session, "one"), ask(session, "other"))
+
+    asked = len([one for one in stage.tap.asked if one.target == CHAT])
+    measured(f"two endless answers in a memory of {ROOM}: {asked} requests, (status, tokens) {answers}")
+    assert [status for status, _ in answers] == [200, 200]
+    assert min(tokens for _, tokens in answers) > ROOM // 2
+    assert (asked, stage.kvproxy.events("kv.request.failed")) == (4, [])
 
 
 async def test_what_fits_runs_side_by_side(set_stage: SetStage) -> None:

@@ -270,6 +270,10 @@ class Engine:
         await self._prefill(task, work, slot, index)
         if work.generates and not (task.cancelled.is_set() or slot.was_cut_off):
             await self._pause(task, self.faults.slow_first_token)
+            if self.faults.out_of_room:
+                self.faults.out_of_room -= 1
+                slot.hold([])
+                return Broken("Context size has been exceeded.")
             text, by_limit, truncated = await self._generate(task, work, slot, index)
         else:
             text, by_limit, truncated = b"", False, False

@@ -77,6 +77,8 @@ class Faults:
     """unpinned requests take this slot if it is idle"""
     mix_on_busy: bool = False
     """a pinned request that finds its slot busy puts its own content under the running answer"""
+    out_of_room: int = 0
+    """so many requests that generate find the memory full, whatever it holds, and their slots are emptied"""
     useless_restores: bool = False
     """a restored slot reuses nothing (sliding window without a full cache)"""
 

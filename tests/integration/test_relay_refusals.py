@@ -153,6 +153,7 @@ async def test_a_refusal_says_nothing_of_the_request_to_the_client_or_the_log(
 async def test_connect_is_not_a_method_here() -> None:
     head, body, connections = await refused(b"CONNECT h:443 HTTP/1.1\r\nHost: h:443\r\n\r\n")
     assert (status(head), connections) == (405, 0)
+    assert "POST" in dict(fields(head))["Allow"]
     assert_names_cause_and_mend(head, body)
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from kvproxy.telemetry.events import PersistenceTripped, RestoreEnded, SharedMemorySeen, SnapshotInvalidated
+from kvproxy.telemetry.events import (
+    PersistenceTripped,
+    RequestFailed,
+    RestoreEnded,
+    SharedMemorySeen,
+    SnapshotInvalidated,
+)
 from tests.support.proxy import House, house
 from tests.support.talk import Answer, Talk
 
@@ -123,20 +129,35 @@ async def test_where_files_are_not_seen_a_restore_that_is_refused_makes_room_and
         assert here.proxy.heard(SnapshotInvalidated) == []
 
 
-async def test_where_nothing_shows_it_the_first_that_fail_together_do_and_then_they_take_turns(
+async def test_where_nothing_shows_it_the_first_that_fail_together_begin_again_one_after_the_other(
     tmp_path: Path,
 ) -> None:
     async with house(tmp_path, **SHARED, shared=False, token_delay=0.002) as here:
         talks = [Talk(name, words=10, predict=400) for name in ("alpha", "beta")]
         answers, _ = await side_by_side(here, *talks)
-        assert [answer.status for answer in answers] == [500, 500]
-        assert "Context size has been exceeded" in answers[0].body["error"]["message"]
+        assert [answer.status for answer in answers] == [200, 200]
+        assert here.completions() == 4
+        assert [answer.outcome for answer in answers] == ["cold", "cold"]
+        assert len(here.proxy.heard(SharedMemorySeen)) == 1
 
         answers, most = await side_by_side(here, *talks)
 
         assert ({answer.status for answer in answers}, most) == ({200}, 1)
-        assert [answer.outcome for answer in answers] == ["cold", "cold"], "their slots had been emptied"
+        assert here.completions() == 6
         assert here.proxy.heard(PersistenceTripped) == []
+        assert here.proxy.heard(RequestFailed) == []
+
+
+async def test_one_that_fails_alone_or_a_second_time_is_the_servers_to_answer(tmp_path: Path) -> None:
+    async with house(tmp_path, slots=2, unified=True, n_ctx=4000, shared=False, slow_first_token=0.1) as here:
+        here.fake.faults.out_of_room = 5
+        answer = await here.proxy.turn(Talk("alpha", words=2))
+        assert (answer.status, answer.code) == (500, None)
+        assert answer.body["error"]["message"] == "Context size has been exceeded."
+        assert here.completions() == 1, "alone it had nothing to gain"
+        answers, most = await side_by_side(here, *(Talk(name, words=2) for name in ("beta", "gamma")))
+        assert ([answer.status for answer in answers], most) == ([500, 500], 2)
+        assert here.completions() == 5
 
 
 async def test_a_stream_that_was_cut_off_leaves_a_slot_that_is_nobodys(tmp_path: Path) -> None:
@@ -146,9 +167,10 @@ async def test_a_stream_that_was_cut_off_leaves_a_slot_that_is_nobodys(tmp_path:
         async with here.proxy.stream(a) as stream:
             await stream.rest()
             assert b"Context size has been exceeded" in stream.raw
-        assert (await other).status == 500
+        assert (await other).status == 200
         await here.proxy.at_rest()
-        assert {view.occupant for view in here.proxy.runtime.table.views()} == {None}
+        occupants = [view.occupant for view in here.proxy.runtime.table.views() if view.occupant]
+        assert len(occupants) == 1, "of the one that began again"
         assert (await here.proxy.turn(Talk("alpha", words=10))).outcome == "cold"
 
 
@@ -164,7 +186,8 @@ async def test_answers_without_a_limit_are_given_more_room_once_it_was_not_enoug
 
         statuses = [set(await asyncio.gather(ask(0), ask(1))) for _ in range(2)]
 
-        assert statuses == [{500}, {200}]
+        assert statuses == [{200}, {200}]
+        assert here.completions() == 6, "the first two began again, each alone"
 
 
 async def test_a_background_save_and_a_request_that_needs_the_whole_room_do_not_meet(tmp_path: Path) -> None:

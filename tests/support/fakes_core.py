@@ -338,6 +338,7 @@ class FakeStore:
     owner = OWNER
     is_open = True
     fault = ""
+    free: int | None = None
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -392,6 +393,9 @@ class FakeStore:
 
     async def why_unusable(self) -> str:
         return self.fault
+
+    async def free_bytes(self) -> int | None:
+        return self.free
 
     async def invalidate(
         self, key: SessionKey, fingerprint: Fingerprint, name: SnapshotName, reason: str

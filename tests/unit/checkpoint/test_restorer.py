@@ -310,6 +310,13 @@ class TestFailed:
         assert stored(w).current.is_valid
         assert w.actions.breaker_state is BreakerState.OPEN
 
+    async def test_a_server_that_wants_a_key_says_nothing_about_restoring(self) -> None:
+        w = world(ActionFailure(Fault.UNAUTHORIZED, "Invalid API Key", 401), max_failures=1)
+
+        assert (await restore(w)).outcome is O.REFUSED
+        assert stored(w).current.is_valid
+        assert w.actions.breaker_state is BreakerState.CLOSED
+
     async def test_a_count_that_differs_from_the_saved_one_makes_the_snapshot_invalid(self) -> None:
         w = world(Restored(999, 5000))
 

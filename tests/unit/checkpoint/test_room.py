@@ -142,3 +142,23 @@ async def test_a_disk_that_fills_up_during_a_save_is_named_and_known_until_one_i
     w.server.answer("save", Saved(1000, 5000))
     assert await save(w) is CheckpointOutcome.PUBLISHED
     assert w.checkpointer.room.lack == ""
+
+
+async def test_a_full_disk_under_the_state_directory_is_named_as_such() -> None:
+    w = world(NEEDED)
+    w.store.fails, w.store.free = True, 100
+    result = await w.checkpointer.save(S0, w.table.epoch, Trigger.IDLE)
+    assert result.outcome is CheckpointOutcome.STORE_FAILED
+    assert "100 bytes are free where the state directory lies; nothing is saved" in result.detail
+    assert result.detail.endswith(w.checkpointer.room.lack)
+
+    w.store.fails, w.store.free = False, None
+    assert await save(w) is CheckpointOutcome.PUBLISHED
+    assert w.checkpointer.room.lack == ""
+
+
+async def test_what_fails_with_room_on_both_disks_is_not_put_down_to_them() -> None:
+    w = world(NEEDED)
+    w.store.fails, w.store.free = True, 1 << 20
+    result = await w.checkpointer.save(S0, w.table.epoch, Trigger.IDLE)
+    assert (result.detail, w.checkpointer.room.lack) == ("the disk is full", "")

@@ -52,6 +52,7 @@ def test_where_the_room_was_not_enough_such_answers_are_given_twice_of_all_that_
     assert needs.of(0, None, None, POOL).thought == TEMPLATE_TOKENS + 6000
     needs.fell_short(0)
     assert needs.of(0, None, None, POOL).thought == TEMPLATE_TOKENS + 6000
+    assert needs.shortfalls == 3
 
 
 def test_never_more_than_there_is_so_that_it_can_run_alone() -> None:
