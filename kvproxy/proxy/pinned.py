@@ -160,7 +160,7 @@ class PinnedRequests:
             )
             after = self._settle(run, response)
         except _RanOut:
-            self._ran_out(lease)
+            self._ran_out(run.lease)
             run.visit.account.begins_again()
             return None
         except UpstreamError as error:
@@ -200,7 +200,7 @@ class PinnedRequests:
             self.table.served(run.slot, epoch, None)
             return None
         if run.visit.account.was_cut_off:
-            self._ran_out(lease)
+            self._ran_out(run.lease)
             return None
         if response.status >= 400:
             # Refused, too long: the slot and its snapshot are as they were.
