@@ -256,7 +256,7 @@ class Watch:
         self._p.desk.epoch_began()
         self._p.process_changed()
         await self._p.client.settled(SETTLED_SECONDS)
-        met = await self._p.introduction.meet(props, self._p.standing.facts)
+        met = await self._meet(props)
         if has_slept:
             trial = self._known_of(known)
         elif met.is_volatile:
@@ -286,6 +286,16 @@ class Watch:
             self._p.desk.resume()
             self._p.look()
         return True
+
+    async def _meet(self, props: Props) -> Acquaintance:
+        """What kept us from keeping anything as the question was put may be gone with its answer."""
+        was_obstructed = bool(self._p.standing.obstacle)
+        met = await self._p.introduction.meet(props, self._p.standing.facts)
+        if not was_obstructed or self._p.standing.obstacle:
+            return met
+        if props.is_sleeping:  # to ask would wake it
+            return replace(met, persistence=Persistence(PersistenceMode.UNKNOWN, "the server sleeps"))
+        return replace(met, persistence=await self._p.introduction.find_persistence())
 
     def _known_of(self, known: Facts) -> Trial:
         """Of a process that only slept: what was tried out, and what showed itself since."""

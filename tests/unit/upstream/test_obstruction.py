@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 from kvproxy.upstream.facts import Persistence, PersistenceMode, ServerState
 from kvproxy.upstream.obstruction import Obstruction
-from kvproxy.upstream.replies import ActionFailure, Fault
+from kvproxy.upstream.replies import ActionFailure, Fault, Props
+from tests.support.fakes_core import settle
 from tests.unit.upstream.test_watch import OTHER, UNREACHABLE
 from tests.unit.upstream.test_watch import Room as WatchRoom
 
@@ -81,3 +85,31 @@ async def test_a_server_that_is_gone_meanwhile_is_still_gone() -> None:
     assert room.facts.state is ServerState.UNREACHABLE
     await room.obstruction.set("")
     assert (room.facts.state, room.facts.persistence) == (ServerState.UNREACHABLE, PLAIN)
+
+
+async def goes_while_met(room: Room, props: Props) -> None:
+    """An obstacle that goes while a new life, of `props`, is being met."""
+    room.watch._p.introduction._obstacle = lambda: room.standing.obstacle
+    await room.obstruction.set(FULL_DISK)
+    gate: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    room.server.answer("meta", gate)
+    asking = asyncio.ensure_future(room.ask(props))
+    await settle()
+    await room.obstruction.set("")
+    gate.set_result({"n_vocab": 100})
+    await asking
+
+
+async def test_an_obstacle_that_goes_while_a_new_life_is_being_met_is_gone_for_it_too() -> None:
+    room = await met()
+    await goes_while_met(room, OTHER)
+    assert (room.facts.props, room.facts.persistence) == (OTHER, PLAIN)
+
+
+async def test_one_that_sleeps_is_asked_once_it_wakes() -> None:
+    room = await met()
+    asleep = replace(OTHER, is_sleeping=True)
+    await goes_while_met(room, asleep)
+    assert (room.facts.props, room.facts.persistence.mode) == (asleep, PersistenceMode.UNKNOWN)
+    await room.ask(OTHER)
+    assert room.facts.persistence == PLAIN
