@@ -19,7 +19,7 @@ from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Emit, PersistenceRecovered, PersistenceTripped
 from kvproxy.upstream.breaker import Breaker, BreakerState, Generation, Recovered, Tripped
 from kvproxy.upstream.client import Action
-from kvproxy.upstream.rate import Rate
+from kvproxy.upstream.rate import MARGIN, Rate
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored, Saved
 
 T = TypeVar("T", Saved, Restored, Erased)
@@ -97,7 +97,9 @@ class SlotActions:
         deadline_seconds: float,
         on_late: Callable[[T | ActionFailure], None],
     ) -> Attempt[T]:
-        """Make one action on a slot of `epoch`; `on_late` hears how one that timed out ended after all."""
+        """Make one action on a slot of `epoch`, within the deadline, or a third more where the wait for its turn
+        took long; `on_late` hears how one that timed out ended after all.
+        """
         until = self._clock.now() + deadline_seconds
         if not await self._take_turn(deadline_seconds):
             return Attempt(NotStarted.BUSY)
@@ -108,7 +110,9 @@ class SlotActions:
         if era is None:
             self._turn.release()
             return Attempt(NotStarted.BREAKER_OPEN)
-        return Attempt(await self._await(start(), max(0.05, until - self._clock.now()), on_late), era)
+        # Late as its turn has come, it is not given less than it is thought to take.
+        seconds = max(0.05, until - self._clock.now(), deadline_seconds / MARGIN)
+        return Attempt(await self._await(start(), seconds, on_late), era)
 
     def judge(self, attempt: Attempt[T], *, well: bool | None, reason: str = "") -> None:
         """Tell the breaker how the attempt went; None where it says nothing about persistence."""

@@ -109,6 +109,8 @@ class Restorer:
             if found.outcome in (RestoreOutcome.FINGERPRINT_MISMATCH, RestoreOutcome.STORE_FAILED):
                 self._tell(slot, key, found, 0.0)
             return found
+        # Now, and not once it is there: what was used least recently may have to go for what is being saved.
+        self._p.store.touch(key, found.fingerprint)
         if (obstacle := await self._finder.obstacle(found.generation, asked)) is not None:
             return Restoration(RestoreOutcome.NOT_EXTENDED, detail=obstacle)
         job = _Job(slot, epoch, key, found.fingerprint, found.present, found.generation)
@@ -224,7 +226,6 @@ class Restorer:
         occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens, is_boundary=is_boundary)
         if not self._p.table.restored(job.slot, job.epoch, occupancy):
             return _ANOTHER
-        self._p.store.touch(job.key, job.fingerprint)
         name = job.generation.name
         self.proofs.expect(
             job.slot, Restore(job.epoch, job.key, job.fingerprint, job.present, name, job.alteration)

@@ -127,6 +127,23 @@ async def test_an_action_whose_asker_was_cancelled_goes_on_and_keeps_its_turn() 
     assert (await room.run(deadline=0.0)).result is NotStarted.BUSY
 
 
+async def test_one_whose_turn_comes_late_still_gets_the_time_that_it_takes() -> None:
+    """With next to none it would time out, leave a slot in doubt, and count against persistence."""
+    room = Room()
+    gate: asyncio.Future[Saved] = asyncio.get_running_loop().create_future()
+    first = asyncio.ensure_future(room.run(gate))
+    second = asyncio.ensure_future(room.run(Late(), deadline=30.0))
+    await settle()
+    room.clock.advance(29.9)
+    gate.set_result(SAVED)
+    await first
+
+    timed_out = (await second).result
+
+    assert isinstance(timed_out, ActionFailure)
+    assert timed_out.message == "no answer within 10 s"
+
+
 async def test_an_action_that_dies_of_a_bug_does_not_keep_its_turn() -> None:
     def bug() -> object:
         raise ValueError("a bug")

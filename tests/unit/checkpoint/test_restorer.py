@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from kvproxy.boundary.turn import Asked
@@ -598,3 +600,20 @@ async def test_a_restore_that_dies_of_a_bug_leaves_a_slot_that_can_be_used() -> 
         await restore(w)
 
     assert (w.state(), w.occupant(), w.table.view(S0).is_blank) == ("idle", None, False)
+
+
+async def test_what_is_about_to_be_restored_counts_as_used_before_anything_is_asked() -> None:
+    """The one not used for longest is what retention lets go of, and another is being saved meanwhile."""
+    w = world()
+    w.standing.set(kind=MemoryKind.HYBRID)
+    w.keep(manifest_of(A, generation_of(ids_digest="e" * 64)))
+    rendered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    w.server.answer("render", rendered)
+    asked = Asked("chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+    restoring = asyncio.ensure_future(w.restorer.restore(S0, w.table.epoch, A, Revision(0), asked))
+    await settle()
+
+    assert w.store.touched == [A]
+
+    rendered.set_result("hello")
+    await restoring
