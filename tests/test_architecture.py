@@ -86,6 +86,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     2: (  # state: one writer each, changed between awaits only
         "tasks",
         "auxiliary.habits",
+        "slots.adrift",
         "slots.record",
         "slots.table",
         "slots.lease",

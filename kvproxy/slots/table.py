@@ -14,6 +14,7 @@ from dataclasses import replace
 from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
+from kvproxy.slots.adrift import Adrift
 from kvproxy.slots.record import AT_REST, MAY_BE_IDLE, SlotRecord
 from kvproxy.slots.settling import Settling, look
 from kvproxy.slots.slot import Occupancy, SlotView
@@ -36,7 +37,7 @@ class SlotTable:
         """The server clears every idle slot when it launches a request in another one."""
         self.pool: int | None = None
         """Tokens that all slots may hold together; None where each has a memory of its own, or may have."""
-        self._adrift: dict[SessionKey, Revision] = {}
+        self._adrift = Adrift()
 
     # -- a life of the server --------------------------------------------------------------------------
 
@@ -45,7 +46,7 @@ class SlotTable:
         self.epoch = Epoch(self.epoch + 1)
         self.speculates = self.is_volatile = False
         self.pool = None
-        self._adrift.clear()
+        self._adrift = Adrift()
         now = self._clock.now()
         self._slots = {SlotId(n): SlotRecord(SlotId(n), now) for n in range(total_slots)}
         return self.epoch
@@ -160,7 +161,7 @@ class SlotTable:
         held.begin(occupancy, self._clock.now())
         self._review()
         if occupancy is not None:
-            self._adrift.pop(occupancy.session, None)
+            self._adrift.back(occupancy.session)
         return True
 
     def launched(self, slot: SlotId, epoch: Epoch) -> bool:
@@ -228,7 +229,7 @@ class SlotTable:
         """What `stay` holds could not be saved, and its slot is not to be believed: its session is adrift."""
         if epoch != self.epoch:
             return
-        self._adrift[stay.session] = stay.revision
+        self._adrift.add(stay)
         view = self.slot_of(stay.session)
         if view is not None and view.state is SlotState.RESIDENT:
             self._wash_away(self._slots[view.id])
@@ -270,8 +271,8 @@ class SlotTable:
     def checkpointed(self, slot: SlotId, epoch: Epoch, session: SessionKey, revision: Revision) -> bool:
         """`revision` of `session` is safe now. False if it does not live in `slot` any more."""
         held = self._current(slot, epoch)
-        if held is not None and self._adrift.get(session, revision + 1) <= revision:
-            del self._adrift[session]
+        if held is not None:
+            self._adrift.saved(session, revision)
         if held is None or held.occupancy is None or held.occupancy.session != session:
             return False
         held.occupancy = held.occupancy.checkpointed(revision)
@@ -377,7 +378,7 @@ class SlotTable:
         """The server emptied it, or may have. It is not called blank: one that only ran out of room empties
         some slots and leaves others."""
         if slot.occupancy is not None and slot.occupancy.is_dirty:
-            self._adrift[slot.occupancy.session] = slot.occupancy.revision
+            self._adrift.add(slot.occupancy)
         self._move(slot, SlotEvent.LOST)
         slot.empty(is_blank=False)
         slot.cells = 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvproxy.errors import InvariantError
-from kvproxy.identifiers import Epoch, Revision, SlotId
+from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy
 from kvproxy.slots.state import TRANSITIONS, SlotEvent, SlotState
@@ -578,6 +578,13 @@ class TestVolatile:
         room.house(stay(A))
         room.table.take(S0, room.epoch)
         assert room.table.is_adrift(A)
+
+    def test_of_a_great_many_that_are_adrift_the_newest_are_known(self, room: Room) -> None:
+        keys = [SessionKey(f"{number:032x}") for number in range(3000)]
+        for key in keys:
+            room.table.drift(stay(key), room.epoch)
+        known = [room.table.is_adrift(key) for key in keys]
+        assert known == [False] * 2000 + [True] * 1000
 
     def test_nobody_is_adrift_in_a_new_life_which_is_not_known_to_be_volatile(self, room: Room) -> None:
         room.table.drift(stay(A), room.epoch)
