@@ -136,6 +136,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "checkpoint.actions",
         "checkpoint.candidates",
         "checkpoint.opener",
+        "checkpoint.extension",
         "checkpoint.cutter",
         "checkpoint.parts",
         "checkpoint.preparer",

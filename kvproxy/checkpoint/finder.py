@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvproxy.boundary.continuations import NoBoundary
-from kvproxy.boundary.prefix import prompt_ids
-from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.candidates import Chooser, serves
 from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.identifiers import SessionKey
 from kvproxy.snapshots.files import NOTHING_AGAINST_IT, FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
-from kvproxy.snapshots.manifest import Generation, Manifest, digest_of_ids, generation_to_restore
-from kvproxy.snapshots.memory_kind import MemoryKind
+from kvproxy.snapshots.manifest import Generation, Manifest, generation_to_restore
 from kvproxy.upstream.facts import Facts
-
-RENDER_SECONDS = 5.0
-"""For each of the two questions it takes to know a prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +69,6 @@ class Finder:
                 RestoreOutcome.WINDOW_SHUT, detail="this server would not go on from its window"
             )
         return Restoration(RestoreOutcome.SNAPSHOT_INVALID)
-
-    async def obstacle(self, generation: Generation, asked: Asked | None) -> str | None:
-        """Why a memory that cannot roll back could not go on from this snapshot.
-
-        A restored sliding window that loses its newest tokens is *wrong*, not only useless, so there what
-        is not known to extend the snapshot is an obstacle. Elsewhere it costs a restore in vain.
-        """
-        kind = self._p.standing.facts.kind
-        if kind.may_roll_back or kind is MemoryKind.UNKNOWN:
-            return None
-        extends = await self._extends(generation, asked)
-        if extends or (extends is None and kind is not MemoryKind.SLIDING_WINDOW):
-            return None
-        known = "does not extend" if extends is False else "is not known to extend"
-        return f"the prompt {known} the {generation.tokens} tokens of the snapshot"
-
-    async def _extends(self, generation: Generation, asked: Asked | None) -> bool | None:
-        """Whether the prompt begins with all of the snapshot and goes on; None if that is not known."""
-        if generation.ids_digest is None or asked is None:
-            return None
-        ids = await prompt_ids(self._p.client, asked.label, asked.document, timeout=RENDER_SECONDS)
-        if isinstance(ids, NoBoundary):
-            return None
-        stored = generation.tokens
-        return len(ids) > stored and digest_of_ids(ids[:stored]) == generation.ids_digest
 
     async def _check(self, key: SessionKey, fingerprint: Fingerprint, generation: Generation) -> FileCheck:
         if not self._verify:

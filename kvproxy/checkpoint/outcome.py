@@ -168,3 +168,5 @@ class Preparation:
     outcome: Outcome
     reason: Reason | None = None
     restored_tokens: int = 0
+    from_scratch: bool = False
+    """Nothing of what the slot holds may be used."""

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from kvproxy.checkpoint.actions import ERASE_SECONDS
 from kvproxy.checkpoint.checkpointer import Checkpointer
+from kvproxy.checkpoint.extension import is_extended
 from kvproxy.checkpoint.outcome import (
     CheckpointOutcome,
     Outcome,
@@ -35,6 +36,7 @@ from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, short
 from kvproxy.sessions.session import Session
 from kvproxy.slots.cells import has_room, next_to_empty
 from kvproxy.slots.leases import Lease
+from kvproxy.slots.slot import Occupancy, Stump
 from kvproxy.slots.state import SlotState
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
 
@@ -91,7 +93,7 @@ class Preparer:
         if session is None or lease.is_void:
             return None
         stay = self._p.table.occupancy(lease.slot)
-        if stay is None or stay.session != session.key:
+        if stay is None or stay.session != session.key or stay.stump is not None:
             return None
         self._forget_request(session)
         return Preparation(Outcome.RESIDENT)
@@ -142,13 +144,28 @@ class Preparer:
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
         if lease.is_void:
             return self._cold(lease, session, Reason.SERVER_RESTARTED)
-        occupant = self._p.table.view(lease.slot).occupant
-        if occupant is not None and (refusal := await self.vacate(lease, lease.slot, session)) is not None:
+        stay = self._p.table.view(lease.slot).occupancy
+        if session is not None and stay is not None and stay.session == session.key and stay.stump:
+            return await self._go_on(lease, session, stay.stump)
+        if stay is not None and (refusal := await self.vacate(lease, lease.slot, session)) is not None:
             return refusal
         if session is None or lease.is_fork:
-            await self._blank(lease, occupant, session)
-            return self._cold(lease, session, Reason.SESSION_BUSY if lease.is_fork else Reason.NO_SNAPSHOT)
-        return await self._bring_back(lease, session, occupant)
+            reason = Reason.SESSION_BUSY if lease.is_fork else Reason.NO_SNAPSHOT
+            return self._cold(lease, session, reason, from_scratch=await self._blank(lease, stay, session))
+        return await self._bring_back(lease, session, stay)
+
+    async def _go_on(self, lease: Lease, session: Session, stump: Stump) -> Preparation:
+        """In the session's own slot, if its prompt is known to reach beyond what is not whole there."""
+        if await is_extended(self._p, stump.tokens, stump.ids_digest, session.asked):
+            return Preparation(Outcome.RESIDENT)
+        return self._cold(lease, session, Reason.PREFIX_DIVERGED, from_scratch=True)
+
+    async def start_over(self, lease: Lease) -> bool:
+        """Empty the slot of `lease`, whose occupant goes on there with nothing of it; whether it is."""
+        if not lease.is_void and self._p.table.view(lease.slot).state is SlotState.RESIDENT:
+            self._p.table.lose(lease.slot, lease.epoch)
+        await self.erase(lease)
+        return not lease.is_void and self._p.table.view(lease.slot).is_blank
 
     def has_stored(self, session: Session) -> bool:
         """Whether there is, or may soon be, a snapshot of it."""
@@ -198,7 +215,7 @@ class Preparer:
         return None
 
     async def _bring_back(
-        self, lease: Lease, session: Session, occupant: SessionKey | None
+        self, lease: Lease, session: Session, before: Occupancy | None
     ) -> Preparation | ReplyError:
         if lease.is_void or self._p.table.view(lease.slot).state is not SlotState.IDLE:
             return self._cold(lease, session, self._reason_without_trying(session))
@@ -217,8 +234,8 @@ class Preparer:
                 status=503,
                 retry_after_seconds=5,
             )
-        await self._blank(lease, occupant, session)
-        return self._cold(lease, session, _reason(session, result))
+        is_unfit = await self._blank(lease, before, session)
+        return self._cold(lease, session, _reason(session, result), from_scratch=is_unfit)
 
     async def _make_room(self, lease: Lease) -> bool:
         """Empty the other idle slots, whoever lives there saved first. False if there is none to empty."""
@@ -262,12 +279,16 @@ class Preparer:
             return Reason.RESTORE_FAILED
         return _reason(session, Restoration(RestoreOutcome.NO_SNAPSHOT))
 
-    async def _blank(self, lease: Lease, evicted: SessionKey | None, newcomer: Session | None) -> None:
+    async def _blank(self, lease: Lease, before: Occupancy | None, newcomer: Session | None) -> bool:
         """Erase what is left of another conversation, and of any where a draft model remembers it too: an
-        error may have left the two in disagreement."""
-        is_shared = newcomer is not None and evicted is not None and self._opens_alike(evicted, newcomer)
-        if self._p.table.speculates or (evicted is not None and not is_shared):
+        error may have left the two in disagreement. True if there is something left that may not be used."""
+        is_stump = before is not None and before.stump is not None
+        is_shared = (
+            newcomer is not None and before is not None and self._opens_alike(before.session, newcomer)
+        )
+        if self._p.table.speculates or (before is not None and (is_stump or not is_shared)):
             await self.erase(lease)
+        return is_stump and not lease.is_void and not self._p.table.view(lease.slot).is_blank
 
     async def erase(self, lease: Lease) -> None:
         """Empty a slot nobody lives in, if that can be done now: one that is not only answers sooner."""
@@ -315,11 +336,13 @@ class Preparer:
         self._p.table.fate_known(slot, epoch)
         self._p.slots_changed()
 
-    def _cold(self, lease: Lease, session: Session | None, reason: Reason) -> Preparation:
+    def _cold(
+        self, lease: Lease, session: Session | None, reason: Reason, *, from_scratch: bool = False
+    ) -> Preparation:
         if session is not None:
             slot = lease.slots[0] if len(lease.slots) == 1 else None
             self._p.emit(SessionCold(self._p.server, slot, short(session.key), reason))
-        return Preparation(Outcome.COLD, reason)
+        return Preparation(Outcome.COLD, reason, from_scratch=from_scratch)
 
 
 def _reason(session: Session, result: Restoration) -> Reason:

@@ -16,17 +16,19 @@ from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.actions import ERASE_SECONDS, Attempt, NotStarted
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.cutter import Cut, Cutter
+from kvproxy.checkpoint.extension import obstacle_to
 from kvproxy.checkpoint.finder import Finder
 from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.proofs import Proofs, Restore
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId, SnapshotName, short
-from kvproxy.slots.slot import Occupancy
+from kvproxy.slots.slot import Occupancy, Stump
 from kvproxy.slots.state import SlotState
 from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.manifest import Generation
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import RestoreEnded, RestoreStarted
 from kvproxy.upstream.replies import ActionFailure, Fault, Restored
 
@@ -111,7 +113,7 @@ class Restorer:
             return found
         # Now, and not once it is there: what was used least recently may have to go for what is being saved.
         self._p.store.touch(key, found.fingerprint)
-        if (obstacle := await self._finder.obstacle(found.generation, asked)) is not None:
+        if (obstacle := await obstacle_to(self._p, found.generation, asked)) is not None:
             return Restoration(RestoreOutcome.NOT_EXTENDED, detail=obstacle)
         job = _Job(slot, epoch, key, found.fingerprint, found.present, found.generation)
         if make_way is not None and self._p.table.pool is not None:
@@ -223,7 +225,14 @@ class Restorer:
             self._p.actions.restore_rate.observe(result.size_bytes, result.seconds)
         revision = max(base, job.generation.revision)
         is_boundary = job.generation.form == "boundary"
-        occupancy = Occupancy(job.key, revision, revision, tokens=result.tokens, is_boundary=is_boundary)
+        occupancy = Occupancy(
+            job.key,
+            revision,
+            revision,
+            tokens=result.tokens,
+            is_boundary=is_boundary,
+            stump=self._stump_of(job.generation),
+        )
         if not self._p.table.restored(job.slot, job.epoch, occupancy):
             return _ANOTHER
         name = job.generation.name
@@ -231,6 +240,13 @@ class Restorer:
             job.slot, Restore(job.epoch, job.key, job.fingerprint, job.present, name, job.alteration)
         )
         return Restoration(RestoreOutcome.RESTORED, result.tokens, result.size_bytes)
+
+    def _stump_of(self, generation: Generation) -> Stump | None:
+        """Of an opened window the server itself goes back to nothing before its end."""
+        is_window = self._p.standing.facts.kind is MemoryKind.SLIDING_WINDOW
+        if not is_window or generation.alteration is Alteration.WINDOW_EDIT:
+            return None
+        return Stump(generation.tokens, generation.ids_digest)
 
     async def _failed(self, job: _Job, attempt: Attempt[Restored], failure: ActionFailure) -> Restoration:
         if attempt.timed_out:

@@ -102,6 +102,8 @@ class Shaper:
         boundary = found.cheap if is_switch else found
         if len(boundary.ids) < LEAST_TOKENS:  # the template shows the history in another way from then on
             return Shape()
+        if stay.stump is not None and boundary.kept < stay.stump.tokens:
+            return Shape()  # to go back there would be to compute wrongly
         seconds = SWITCH_REWIND_SECONDS if is_switch else REWIND_SECONDS
         done = await rewind(self._p.client, slot, boundary, timeout=seconds)
         if isinstance(done, NotRewound):

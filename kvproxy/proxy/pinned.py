@@ -53,6 +53,12 @@ class _Run:
     stay: Occupancy | None
     shortfalls: int
     """How many times the server had run out of room before it."""
+    is_from_scratch: bool
+
+    @property
+    def uses_cache(self) -> bool | None:
+        """Whether it may go on from what the slot holds; None for the client to say."""
+        return not self.is_from_scratch if self.visit.call.is_owner else None
 
 
 class _RanOut(Exception):
@@ -107,9 +113,10 @@ class PinnedRequests:
         visit.account.prepared(
             visit.shown(preparation), session or named, slot, before.tokens if before else None
         )
-        if before is None and session is not None:
+        if session is not None and (before is None or preparation.from_scratch):
             stay = new_stay(session)
-        return await self._run(_Run(visit, lease, slot, session, before, stay, self.needs.shortfalls))
+        shortfalls, from_scratch = self.needs.shortfalls, preparation.from_scratch
+        return await self._run(_Run(visit, lease, slot, session, before, stay, shortfalls, from_scratch))
 
     def _settled(self, owner: Owner | None, lease: Lease) -> Session | None:
         """Whose the request is where it runs; None if it owns nothing there."""
@@ -149,7 +156,7 @@ class PinnedRequests:
         seen = asyncio.get_running_loop().call_later(LAUNCH_SECONDS, self.holder.desk.launched, lease)
         after: Trigger | None = None
         try:
-            body = splice(call.body, run.slot, cache_prompt=call.is_owner)
+            body = splice(call.body, run.slot, cache_prompt=run.uses_cache)
             if body is None:
                 raise InvariantError("a body that cannot be spliced was to be pinned")
             response = await self.sender.send(

@@ -22,10 +22,10 @@ def can_splice(body: bytes) -> bool:
     return _seam(body) is not None
 
 
-def splice(body: bytes, slot: SlotId, *, cache_prompt: bool = True) -> bytes | None:
+def splice(body: bytes, slot: SlotId, *, cache_prompt: bool | None = True) -> bytes | None:
     """`body` with `id_slot` added before its final brace; all other bytes as they were.
 
-    With `cache_prompt` that field is added too, as true; a request that owns nothing keeps the client's word.
+    `cache_prompt` is added too, unless it is None: a request that owns nothing keeps the client's word.
     `body` is taken to be valid JSON. None if it visibly is not one object.
     """
     seam = _seam(body)
@@ -33,7 +33,7 @@ def splice(body: bytes, slot: SlotId, *, cache_prompt: bool = True) -> bytes | N
         return None
     end, is_empty = seam
     comma = b"" if is_empty else b","
-    fields = b'%b"id_slot":%d%b' % (comma, slot, _CACHE if cache_prompt else b"")
+    fields = b'%b"id_slot":%d%b' % (comma, slot, _CACHE[cache_prompt])
     return b"".join((memoryview(body)[:end], fields, memoryview(body)[end:]))
 
 
@@ -58,7 +58,7 @@ def _seam(body: bytes) -> tuple[int, bool] | None:
 _OPEN, _CLOSE, _COMMA = b"{},"
 _LOOKED_INTO = _SPACE + b"{,"
 """Before the last brace these need a second look; most clients write none of them there."""
-_CACHE = b',"cache_prompt":true'
+_CACHE = {True: b',"cache_prompt":true', False: b',"cache_prompt":false', None: b""}
 
 
 def _first(body: bytes, start: int) -> int:

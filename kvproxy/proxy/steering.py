@@ -17,7 +17,7 @@ from kvproxy.boundary.prefix import prompt_ids
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.checkpoint.preparer import Preparer
 from kvproxy.checkpoint.shaper import Shaper
-from kvproxy.errors import ReplyError
+from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SlotId
 from kvproxy.proxy.call import Call
 from kvproxy.proxy.recogniser import Owner, Recogniser
@@ -106,6 +106,8 @@ class Steering:
         preparation = self.preparer.at_once(part, session) or await self.preparer.prepare(part, session)
         if isinstance(preparation, ReplyError) or part.is_void:
             return preparation if isinstance(preparation, ReplyError) else NOWHERE
+        if preparation.from_scratch and not await self.preparer.start_over(part):
+            return NOWHERE if part.is_void else _cannot_start_over()
         view = self.desk.table.view(part.slot)
         is_exact = self.is_exact or (endangers and preparation.outcome is Outcome.COLD)
         computed = await self._compute(part, owner.call) if is_exact else None
@@ -138,3 +140,9 @@ class Steering:
         await self.shaper.until_idle(part.slot, part.epoch)
         self.desk.table.fate_known(part.slot, part.epoch)
         self.preparer.slots_changed()
+
+
+def _cannot_start_over() -> ReplyError:
+    """The server would find there what it must not go on from."""
+    message = "what is left in its slot could not be erased"
+    return ReplyError(ErrorCode.ERASE_FAILED, message, status=503, retry_after_seconds=5)

@@ -187,7 +187,7 @@ class UnpinnedRequests:
             if body is None:
                 raise InvariantError("a body that cannot be spliced was to be a session's")
             return body
-        unpinned = splice(call.body, ANY_SLOT, cache_prompt=False) if call.may_name_slot else None
+        unpinned = splice(call.body, ANY_SLOT, cache_prompt=None) if call.may_name_slot else None
         return call.body if unpinned is None else unpinned
 
     # -- afterwards, in a task of the house ------------------------------------------------------------------

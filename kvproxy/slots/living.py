@@ -82,6 +82,8 @@ def living_slot(view: SlotView, client_digest: str, model: str) -> LivingSlot | 
     at_rest = view.state in (SlotState.RESIDENT, SlotState.SAVING)
     if not at_rest or stay is None or sight is None or sight.task is None or not sight.tokens:
         return None
+    if stay.stump is not None:  # what is wrong with it would have to be known too
+        return None
     return LivingSlot(
         slot=view.id,
         session=stay.session,

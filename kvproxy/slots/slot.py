@@ -10,6 +10,18 @@ from kvproxy.slots.state import SlotState
 
 
 @frozen
+class Stump:
+    """Of these first `tokens` of a slot only the end of the sliding window is there, as a restore left it.
+
+    The server goes on from any of them, and computes what follows wrongly if that is before their end.
+    """
+
+    tokens: int
+    ids_digest: str | None
+    """Of their ids (see `manifest.digest_of_ids`); None if it is not known."""
+
+
+@frozen
 class Occupancy:
     """A session's stay in a slot, from its restore or first request to its eviction.
 
@@ -25,6 +37,7 @@ class Occupancy:
     dirty_since: float | None = None
     is_boundary: bool = False
     """The slot was brought back to where the last reply began."""
+    stump: Stump | None = None
     saving: Revision | None = field(default=None, compare=False)
     """The revision of which a checkpoint was begun last; None before any."""
     later_tokens: int = field(default=0, compare=False)
@@ -45,6 +58,7 @@ class Occupancy:
             tokens,
             self.unsaved_tokens + computed,
             now if self.dirty_since is None else self.dirty_since,
+            stump=self.stump,
             saving=self.saving,
             later_tokens=self.later_tokens + computed,
             later_since=now if self.later_since is None else self.later_since,

@@ -197,3 +197,26 @@ async def test_a_real_model_says_after_a_restore_what_it_says_in_a_live_slot(
     )
     assert mean(restored) <= mean(live) + 1e-4
     assert max(restored) <= max(live) + NOISE
+
+
+async def test_a_window_kept_in_full_is_turned_back_behind_what_was_restored_and_wrong_there(
+    tiny_gemma3: Path, tmp_path: Path
+) -> None:
+    """Why kvproxy does not let it come to that: the server reuses what it lacks a part of, and is silent."""
+    prompt = some_ids(1, 500)
+    longer = [*prompt, *some_ids(2, 40)]
+    turned = [*prompt[: 500 - SLIDING_WINDOW + 4], *some_ids(3, 20)]
+    async with LlamaServer(tiny_gemma3, *TINY, "-np", "1", "--swa-full", slot_dir=tmp_path) as server:
+        cold = await opinion(server, turned)
+        await erase(server)
+        await put(server, prompt)
+        await put(server, longer)
+        live = await opinion(server, turned)
+        await put(server, prompt)
+        await save(server, "one.kv")
+        await erase(server)
+        await restore(server, "one.kv")
+        assert await put(server, longer) == len(prompt)
+        restored = await opinion(server, turned)
+    assert live.reused == restored.reused == len(turned) - 20
+    assert cold.distance(live) < NOISE < cold.distance(restored)

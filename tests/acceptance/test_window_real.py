@@ -17,7 +17,16 @@ from scripts import models
 from scripts.tiny_models import SLIDING_WINDOW, Kind
 from tests.acceptance.conftest import Measured, SetStage
 from tests.acceptance.six import A_MOMENT, CONTEXT, LAST, TURNS, ceiling_of, conversations, flags, later_share
-from tests.acceptance.test_boundary_real import CLIENTS, FLAGS, LEAST_SHARE, Turn, private_reuse, rewriting
+from tests.acceptance.test_boundary_real import (
+    CLIENTS,
+    FLAGS,
+    LEAST_SHARE,
+    Turn,
+    private_reuse,
+    rewriting,
+    said,
+    user,
+)
 from tests.support.daemon import Kvproxy
 from tests.support.load import Conversation, ask, client, run_load
 from tests.support.real import LlamaServer
@@ -113,6 +122,34 @@ async def test_a_prompt_that_does_not_extend_what_was_saved_is_cold(tmp_path: Pa
 )
 async def test_what_was_opened_under_other_flags_is_not_used(after: tuple[str, ...], tmp_path: Path) -> None:
     assert await through_a_restart(tmp_path, rewriting(), after=after) == (0, "cold")
+
+
+async def test_a_window_kept_in_full_is_not_turned_back_behind_what_was_restored(tmp_path: Path) -> None:
+    """The server would, and of what it attends to some would be missing."""
+    turns, slots = rewriting(), tmp_path / "slots"
+    slots.mkdir()
+    messages = turns[1].messages
+    question = messages[-1]["content"]
+    edited = Turn([*messages[:-1], user(f"{question[:-20]} or not")], None)
+    later = Turn([*edited.messages, said("Fine."), user("and so on")], None)
+    async with (
+        LlamaServer(GEMMA3, *FLAGS, "--swa-full", slot_dir=slots) as server,
+        Kvproxy(server.base_url, tmp_path / "state", snapshot_dir=slots) as kvproxy,
+        client(kvproxy.base_url) as session,
+    ):
+        for turn in turns[:2]:
+            await ask(session, turn.body(), SESSION)
+        await kvproxy.flush()
+        await server.restart()
+        back, on = [await ask(session, turn.body(), SESSION) for turn in turns[2:4]]
+        turned = await ask(session, edited.body(), SESSION)
+        after = await ask(session, later.body(), SESSION)
+    assert [(one.outcome, one.reused > one.computed) for one in (back, on)] == [
+        ("restored", True),
+        ("resident", True),
+    ]
+    assert (turned.outcome, turned.reason, turned.reused) == ("cold", "prefix-diverged", 0)
+    assert (after.outcome, after.reused > after.computed) == ("resident", True)
 
 
 async def test_the_manifest_says_where_an_opened_file_comes_from_and_no_other_file_stays(

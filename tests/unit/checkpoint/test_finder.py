@@ -2,19 +2,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
-
-from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.finder import Finder, Found
 from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome
-from kvproxy.snapshots.manifest import Generation, digest_of_ids
-from kvproxy.snapshots.memory_kind import MemoryKind
+from kvproxy.snapshots.manifest import Generation
 from tests.support.fakes_core import FINGERPRINT, A, B, World, generation_of, manifest_of
-
-ASKED = Asked("chat/completions", {"messages": [{"role": "user", "content": "the same beginning"}]})
-IDS = tuple(b"<user>the same beginning<assistant>")
-STORED = IDS[:-1]
 
 
 class Room(World):
@@ -71,29 +63,3 @@ async def test_more_than_a_slot_holds_is_left_where_it_is() -> None:
     room = Room()
     room.keep(manifest_of(A, generation_of(tokens=4097)))
     assert await room.found() is RestoreOutcome.DOES_NOT_FIT
-
-
-@pytest.mark.parametrize(
-    ("kind", "stored", "asked", "is_in_the_way"),
-    [
-        (MemoryKind.FULL, (*IDS, 1), ASKED, False),
-        (MemoryKind.UNKNOWN, (*IDS, 1), ASKED, False),
-        (MemoryKind.HYBRID, STORED, ASKED, False),
-        (MemoryKind.HYBRID, IDS, ASKED, True),
-        (MemoryKind.RECURRENT, (*STORED[:-1], 0), ASKED, True),
-        (MemoryKind.RECURRENT, None, ASKED, False),
-        (MemoryKind.RECURRENT, STORED, None, False),
-        (MemoryKind.SLIDING_WINDOW, STORED, ASKED, False),
-        (MemoryKind.SLIDING_WINDOW, None, ASKED, True),
-        (MemoryKind.SLIDING_WINDOW, STORED, None, True),
-    ],
-)
-async def test_memory_that_cannot_roll_back_goes_on_only_from_what_the_prompt_extends(
-    kind: MemoryKind, stored: tuple[int, ...] | None, asked: Asked | None, is_in_the_way: bool
-) -> None:
-    room = Room()
-    room.standing.set(kind=kind)
-    digest = None if stored is None else digest_of_ids(stored)
-    saved = generation_of(tokens=len(stored or IDS), ids_digest=digest, form="boundary")
-    obstacle = await room.finder.obstacle(saved, asked)
-    assert (obstacle is not None) is is_in_the_way

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import SessionKey, SlotId
 from kvproxy.slots.leases import Lease, Purpose, Want
 from kvproxy.slots.settling import Settling
+from kvproxy.slots.slot import Stump
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.manifest import digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import SessionCold, SessionSwitched
 from kvproxy.upstream.replies import ActionFailure, Erased, Fault, Restored, Saved
@@ -601,3 +604,63 @@ class TestWay:
         w.house(1, stay(B))
         await prepare(w, requests=1)
         assert w.shares == [True]
+
+
+class TestStump:
+    """Session A was restored, with nothing but the end of its sliding window, and has gone on since."""
+
+    WHOLE = "the same beginning"
+    IDS = tuple(f"<user>{WHOLE}".encode())
+
+    def world(self, key: SessionKey = A, **changes: Any) -> World:
+        w = one_slot(**changes)
+        w.standing.set(kind=MemoryKind.SLIDING_WINDOW)
+        stump = Stump(len(self.IDS), digest_of_ids(self.IDS))
+        w.house(0, replace(stay(key, revision=3, saved=3), stump=stump))
+        return w
+
+    def asked(self, text: str) -> Asked:
+        return Asked("chat/completions", {"messages": [{"role": "user", "content": text}]})
+
+    async def test_a_prompt_that_reaches_beyond_it_goes_on_there(self) -> None:
+        w = self.world()
+        session = w.session(A, asked=self.asked(self.WHOLE + " and more"))
+        assert w.preparer.at_once(await lease_for(w, A), session) is None
+        w = self.world()
+        result = await prepare(w, asked=session.asked)
+        assert result == Preparation(Outcome.RESIDENT)
+        assert (w.occupant(), actions(w)) == ("a" * 12, [])
+
+    @pytest.mark.parametrize("text", ["the same begin", "another beginning altogether", None])
+    async def test_one_that_does_not_or_is_not_known_to_uses_nothing_of_it(self, text: str | None) -> None:
+        w = self.world()
+        asked = None if text is None else self.asked(text)
+        result = await prepare(w, asked=asked)
+        assert result == Preparation(Outcome.COLD, Reason.PREFIX_DIVERGED, from_scratch=True)
+        assert actions(w) == []
+
+    async def test_one_that_opens_alike_finds_nothing_left_of_it(self) -> None:
+        w = self.world(B)
+        for key in (A, B):
+            w.session(key, opening=b"alike")
+        result = await prepare(w)
+        assert actions(w) == ["erase 0"]
+        assert isinstance(result, Preparation)
+        assert not result.from_scratch
+
+    async def test_or_uses_nothing_of_it_where_that_could_not_be_erased(self) -> None:
+        w = self.world(B)
+        w.server.answer("erase", FAILED)
+        result = await prepare(w)
+        assert isinstance(result, Preparation)
+        assert (result.outcome, result.from_scratch) == (Outcome.COLD, True)
+
+    async def test_to_start_over_in_it_is_to_erase_it(self) -> None:
+        w = self.world()
+        assert await w.preparer.start_over(await lease_for(w, A))
+        assert (actions(w), w.occupant()) == (["erase 0"], None)
+
+    async def test_it_is_told_when_that_could_not_be_done(self) -> None:
+        w = self.world()
+        w.server.answer("erase", FAILED)
+        assert not await w.preparer.start_over(await lease_for(w, A))

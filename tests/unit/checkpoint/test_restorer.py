@@ -8,6 +8,7 @@ from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome
 from kvproxy.checkpoint.restorer import DIED, MEMORY_IS_FULL
 from kvproxy.identifiers import Revision, SlotId
+from kvproxy.slots.slot import Stump
 from kvproxy.snapshots.alterations import Alteration
 from kvproxy.snapshots.canary import Canary
 from kvproxy.snapshots.fingerprint import Fingerprint
@@ -537,6 +538,15 @@ class TestExtended:
         assert await self.run(self.stored(None, MemoryKind.SLIDING_WINDOW)) is O.NOT_EXTENDED
         assert await self.run(self.stored(self.IDS[:-1], MemoryKind.SLIDING_WINDOW), None) is O.NOT_EXTENDED
 
+    @pytest.mark.parametrize("kind", MemoryKind)
+    async def test_of_a_sliding_window_only_the_end_is_there(self, kind: MemoryKind) -> None:
+        w = self.stored(self.IDS[:-1], kind)
+        assert await self.run(w) is O.RESTORED
+        occupancy = w.table.view(S0).occupancy
+        assert occupancy is not None
+        stump = Stump(len(self.IDS) - 1, digest_of_ids(self.IDS[:-1]))
+        assert occupancy.stump == (stump if kind is MemoryKind.SLIDING_WINDOW else None)
+
 
 class TestWindow:
     """A sliding window that has to be opened, at a server that was seen to reuse none as it is."""
@@ -560,6 +570,9 @@ class TestWindow:
     async def test_one_that_is_open_is_restored(self) -> None:
         w = self.world(self.generation(origin=self.ORIGIN))
         assert (await self.restore(w)).outcome is O.RESTORED
+        occupancy = w.table.view(S0).occupancy
+        assert occupancy is not None
+        assert occupancy.stump is None, "the server goes back to nothing before its end"
 
     async def test_one_that_is_shut_is_left_alone_and_stays_valid(self) -> None:
         w = self.world(self.generation())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from kvproxy.checkpoint.shaper import SWITCH_REWIND_SECONDS
 from kvproxy.identifiers import Revision, SlotId
 from kvproxy.slots.leases import Purpose, Want
 from kvproxy.slots.settling import QUIET_SECONDS
+from kvproxy.slots.slot import Stump
 from kvproxy.snapshots.manifest import digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.upstream.facts import ServerState
@@ -100,6 +102,14 @@ class TestForm:
         session = w.session(A)
         for _ in range(OWN_STREAK):
             w.shaper.observe(session, stay(A, tokens=500), 600, 500)
+        w.server.answer("save", Saved(1000, 5000))
+        assert await save(w) is CheckpointOutcome.PUBLISHED
+        assert evaluated(w) == []
+
+    async def test_nothing_is_gone_back_to_of_which_only_the_end_is_there(self) -> None:
+        w = world(MemoryKind.SLIDING_WINDOW)
+        held = replace(stay(A, tokens=len(PROMPT) + 40), stump=Stump(len(BOUNDARY) + 1, None))
+        w.house(0, held)
         w.server.answer("save", Saved(1000, 5000))
         assert await save(w) is CheckpointOutcome.PUBLISHED
         assert evaluated(w) == []

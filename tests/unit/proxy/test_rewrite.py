@@ -99,7 +99,13 @@ def test_behind_a_nul_the_server_reads_nothing(rest: bytes) -> None:
 
 def test_a_request_that_owns_nothing_keeps_its_own_word_on_caching() -> None:
     body = b'{"cache_prompt":false}'
-    assert splice(body, SlotId(3), cache_prompt=False) == b'{"cache_prompt":false,"id_slot":3}'
+    assert splice(body, SlotId(3), cache_prompt=None) == b'{"cache_prompt":false,"id_slot":3}'
+
+
+def test_one_that_may_use_nothing_of_its_slot_says_so_whatever_its_client_does() -> None:
+    body = b'{"cache_prompt":true}'
+    spliced = b'{"cache_prompt":true,"id_slot":3,"cache_prompt":false}'
+    assert splice(body, SlotId(3), cache_prompt=False) == spliced
 
 
 def test_what_can_be_spliced_is_known_before() -> None:

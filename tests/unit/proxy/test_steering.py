@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import pytest
+
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.dialects.reading import Reading, read
 from kvproxy.errors import ErrorCode, ReplyError
@@ -40,6 +42,14 @@ class Prepares:
         self.refuses = False
         self.unsaved: set[SlotId] = set()
         self.asked: list[SlotId] = []
+        self.starts_over: bool | None = None
+        """Whether a slot of which nothing may be used can be emptied; None where it may be."""
+        self.started_over: list[SlotId] = []
+
+    async def start_over(self, lease: Lease) -> bool:
+        self.started_over.append(lease.slot)
+        self.table.lose(lease.slot, lease.epoch)
+        return bool(self.starts_over)
 
     def has_stored(self, _: Session) -> bool:
         return self.stored
@@ -51,11 +61,13 @@ class Prepares:
         return NEW
 
     def at_once(self, lease: Lease, session: Session) -> Preparation | None:
-        at_home = self.table.view(lease.slot).occupant == session.key
+        at_home = self.table.view(lease.slot).occupant == session.key and self.starts_over is None
         return Preparation(Outcome.RESIDENT) if at_home else None
 
     async def prepare(self, lease: Lease, session: Session) -> Preparation | ReplyError:
         self.asked.append(lease.slot)
+        if self.starts_over is not None:
+            return Preparation(Outcome.COLD, Reason.PREFIX_DIVERGED, from_scratch=True)
         session.asked = None  # nobody needs it from here on, for all that it knows
         if self.refuses:
             return FAILED
@@ -254,6 +266,22 @@ async def test_where_there_is_no_other_slot_somebody_who_could_not_be_saved_has_
     aim = await room.steering.aim(alone, Owner(room.session, cast(Any, Calls(HELLO)), "model"))
     assert isinstance(aim, Aim)
     assert (aim.preparation, aim.slot, room.client.prefilled) == (NEW, None, [])
+
+
+@pytest.mark.parametrize("is_erased", [True, False])
+async def test_a_slot_of_which_nothing_may_be_used_is_emptied_before(is_erased: bool) -> None:
+    """The server takes what it finds there."""
+    room = Room()
+    room.house(S1, A)
+    room.preparer.starts_over = is_erased
+    aim = await room.aim()
+    assert room.preparer.started_over == [S1]
+    if is_erased:
+        assert isinstance(aim, Aim)
+        assert (aim.preparation.outcome, aim.slot) == (Outcome.COLD, None)
+    else:
+        assert isinstance(aim, ReplyError)
+        assert (aim.code, aim.status) == (ErrorCode.ERASE_FAILED, 503)
 
 
 async def test_nothing_is_asked_of_a_life_that_has_passed_and_had_more_slots() -> None:

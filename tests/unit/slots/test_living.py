@@ -16,7 +16,7 @@ from kvproxy.slots.living import (
     wants_look,
     were_slept_away,
 )
-from kvproxy.slots.slot import Sight, SlotView
+from kvproxy.slots.slot import Sight, SlotView, Stump
 from kvproxy.slots.state import SlotState
 from tests.support.fakes_core import MAIN, PROPS, A, B, idle, processing, stay
 
@@ -149,3 +149,8 @@ def test_a_slot_that_an_answer_filled_and_that_ran_nothing_was_slept_away(
 ) -> None:
     assert were_slept_away([replace(view(), **changes)], (idle(0),), 1.0) is expected
     assert not were_slept_away([replace(view(), **changes)], SAME, 1.0)
+
+
+def test_a_slot_of_whose_window_only_the_end_is_there_is_not_written_down() -> None:
+    held = replace(stay(A, revision=3, saved=2), stump=Stump(100, None))
+    assert living_slot(view(occupancy=held), "", "") is None

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 
 from kvproxy.identifiers import Revision, SlotId
-from kvproxy.slots.slot import Occupancy, SlotView
+from kvproxy.slots.slot import Occupancy, SlotView, Stump
 from kvproxy.slots.state import SlotState
 from tests.support.fakes_core import A
 
 STAY = Occupancy(A, Revision(3), Revision(3), tokens=100)
+NEW = Occupancy(A, Revision(0), Revision(0))
 
 
 def view(state: SlotState, stay: Occupancy | None = None, *, is_leased: bool = False) -> SlotView:
@@ -24,6 +27,25 @@ def test_a_request_counts_one_revision_and_adds_to_what_is_unsaved() -> None:
 
     assert (twice.revision, twice.tokens, twice.unsaved_tokens) == (5, 150, 50)
     assert twice.checkpointed_revision == 3
+
+
+def test_what_a_request_does_not_change_stays_as_it_was() -> None:
+    full = replace(STAY, is_boundary=True, stump=Stump(50, "digest"), saving=Revision(2))
+    changed = full.changed(1.0, 120, 20)
+
+    altered = {
+        "revision",
+        "tokens",
+        "unsaved_tokens",
+        "dirty_since",
+        "is_boundary",
+        "later_tokens",
+        "later_since",
+    }
+    for name in {each.name for each in fields(Occupancy)} - altered:
+        assert getattr(full, name) != getattr(NEW, name) or name == "session"
+        assert getattr(changed, name) == getattr(full, name)
+    assert not changed.is_boundary
 
 
 def test_dirtiness_dates_from_the_first_change_since_the_last_checkpoint() -> None:
