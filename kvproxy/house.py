@@ -203,6 +203,7 @@ class House:
             unable=self.watch.findings.found_unable,
             alterations=self.alterations,
             shares=self.watch.findings.found_shared,
+            found_kind=self.watch.findings.found_kind,
         )
         self.policy = assembly.policy_of(settings.checkpoint)
         self.shaper = Shaper(parts)

@@ -11,6 +11,7 @@ from kvproxy.boundary.continuations import NoBoundary
 from kvproxy.boundary.prefix import prompt_ids
 from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.parts import Parts
+from kvproxy.identifiers import Epoch, SnapshotName
 from kvproxy.snapshots.manifest import Generation, digest_of_ids
 from kvproxy.snapshots.memory_kind import MemoryKind
 
@@ -18,8 +19,9 @@ RENDER_SECONDS = 5.0
 """For each of the two questions it takes to know a prompt's tokens."""
 
 
-async def obstacle_to(parts: Parts, generation: Generation, asked: Asked | None) -> str | None:
-    """Why a memory that cannot roll back could not go on from this snapshot."""
+async def obstacle_to(parts: Parts, epoch: Epoch, generation: Generation, asked: Asked | None) -> str | None:
+    """Why a memory that cannot roll back could not go on from this snapshot, in the life that is `epoch`."""
+    await learn_kind(parts, epoch, generation.name)
     kind = parts.standing.facts.kind
     if kind.may_roll_back or kind is MemoryKind.UNKNOWN:
         return None
@@ -28,6 +30,12 @@ async def obstacle_to(parts: Parts, generation: Generation, asked: Asked | None)
         return None
     known = "does not extend" if extends is False else "is not known to extend"
     return f"the prompt {known} the {generation.tokens} tokens of the snapshot"
+
+
+async def learn_kind(parts: Parts, epoch: Epoch, name: SnapshotName) -> None:
+    """From a file that the server wrote, or would take, where nothing else has told its kind of memory."""
+    if parts.standing.facts.kind is MemoryKind.UNKNOWN:
+        parts.found_kind(epoch, await parts.files.kind_of(name))
 
 
 async def is_extended(parts: Parts, stored: int, ids_digest: str | None, asked: Asked | None) -> bool | None:

@@ -14,6 +14,7 @@ from kvproxy.slots.state import SlotState
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.alterations import Alterations
 from kvproxy.snapshots.files import SnapshotFiles
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import Emit
@@ -53,6 +54,8 @@ class Parts:
     """Called when a slot that should have held tokens held none."""
     unable: Unable
     shares: Shares
+    found_kind: Callable[[Epoch, MemoryKind], None]
+    """Called when a file of that epoch's server showed the kind of its memory."""
     alterations: Alterations = field(default_factory=lambda: Alterations(frozenset()))
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvproxy.checkpoint.actions import Attempt
+from kvproxy.checkpoint.extension import learn_kind
 from kvproxy.checkpoint.opener import Opener, Written
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Trigger
 from kvproxy.checkpoint.parts import Parts
@@ -125,6 +126,7 @@ class Publisher:
         self, job: Job, written: Written, attempt: Attempt[Saved], saved: Saved
     ) -> Checkpoint:
         check = await self._p.files.make_durable(written.name)
+        await learn_kind(self._p, job.epoch, job.name)
         if job.ids_digest is None and self._p.standing.facts.kind.is_append_only:
             job = replace(job, ids_digest=await self._p.files.ids_digest(job.name))
         if not check.is_ok:

@@ -113,7 +113,7 @@ class Restorer:
             return found
         # Now, and not once it is there: what was used least recently may have to go for what is being saved.
         self._p.store.touch(key, found.fingerprint)
-        if (obstacle := await obstacle_to(self._p, found.generation, asked)) is not None:
+        if (obstacle := await obstacle_to(self._p, epoch, found.generation, asked)) is not None:
             return Restoration(RestoreOutcome.NOT_EXTENDED, detail=obstacle)
         job = _Job(slot, epoch, key, found.fingerprint, found.present, found.generation)
         if make_way is not None and self._p.table.pool is not None:

@@ -14,6 +14,7 @@ from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.slots.leases import LeaseDesk
 from kvproxy.slots.table import SlotTable
 from kvproxy.snapshots.fingerprint import CANARY_FIELD, Fingerprint
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.tasks import TaskSet
 from kvproxy.telemetry.events import (
     Emit,
@@ -113,6 +114,11 @@ class Findings:
         """The life that began with `epoch` could be asked for its canary after all."""
         if epoch == self._p.table.epoch:
             self._p.standing.set(fingerprint=fingerprint, canary=fingerprint.get(CANARY_FIELD))
+
+    def found_kind(self, epoch: Epoch, kind: MemoryKind) -> None:
+        """A file that was seen in `epoch` shows the kind of memory, which nothing has told before."""
+        if epoch == self._p.table.epoch and self._p.standing.facts.kind is MemoryKind.UNKNOWN:
+            self._p.standing.set(kind=kind)
 
     def found_shared(self, epoch: Epoch, shares: bool) -> None:
         """It was seen in `epoch` whether all slots share one memory. If they do, only what fits beside each

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,30 @@ async def test_a_window_kept_in_full_is_not_turned_back_behind_what_was_restored
     ]
     assert (turned.outcome, turned.reason, turned.reused) == ("cold", "prefix-diverged", 0)
     assert (after.outcome, after.reused > after.computed) == ("resident", True)
+
+
+async def test_that_is_known_of_a_model_that_kvproxy_does_not_see_by_its_first_file(tmp_path: Path) -> None:
+    model, slots = tmp_path / "model.gguf", tmp_path / "slots"
+    slots.mkdir()
+    shutil.copy(GEMMA3, model)
+    turns = rewriting()
+    messages = turns[1].messages
+    edited = Turn([*messages[:-1], user(f"{messages[-1]['content'][:-20]} or not")], None)
+    async with LlamaServer(model, *flags(1), "--swa-full", slot_dir=slots) as server:
+        model.unlink()
+        async with (
+            Kvproxy(server.base_url, tmp_path / "state", snapshot_dir=slots) as kvproxy,
+            client(kvproxy.base_url) as session,
+        ):
+            for turn in turns[:2]:
+                await ask(session, turn.body(), SESSION)
+            other = Conversation.about("another", 200)
+            assert (await other.turn(session)).status == 200
+            await kvproxy.until_events("kv.session.save.success", 1)
+            turned = await ask(session, edited.body(), SESSION)
+            on = await ask(session, turns[2].body(), SESSION)
+    assert (turned.outcome, turned.reason, turned.reused) == ("cold", "prefix-diverged", 0)
+    assert on.outcome == "resident"
 
 
 async def test_the_manifest_says_where_an_opened_file_comes_from_and_no_other_file_stays(

@@ -560,6 +560,7 @@ class World:
             unable=self._unable,
             alterations=self.alterations,
             shares=self._shares,
+            found_kind=self._found_kind,
         )
 
     def watch_parts(self, *, setting: MemoryKind | None = None, **changes: Any) -> WatchParts:
@@ -599,6 +600,9 @@ class World:
 
     def _shares(self, epoch: Epoch, shares: bool) -> None:
         self.shares.append(shares)
+
+    def _found_kind(self, epoch: Epoch, kind: MemoryKind) -> None:
+        self.standing.set(kind=kind)
 
     async def _look_at_slots(self) -> None:
         self.table.seen(await self.server.slots(), self.clock.now())

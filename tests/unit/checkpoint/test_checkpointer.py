@@ -12,6 +12,7 @@ from kvproxy.identifiers import Epoch, SlotId
 from kvproxy.slots.settling import QUIET_SECONDS
 from kvproxy.snapshots.files import FileCheck
 from kvproxy.snapshots.manifest import FileIdentity, Manifest
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.snapshots.names import is_of
 from kvproxy.telemetry.events import CheckpointEnded, CheckpointStarted, PersistenceTripped, TaskDied
 from kvproxy.upstream.breaker import BreakerState
@@ -527,6 +528,18 @@ class TestSharing:
             w.files.streams = 1
             await save(w)
             assert w.shares == []
+
+
+async def test_the_first_file_shows_the_kind_of_memory_where_nothing_has() -> None:
+    w = world()
+    w.files.kind = MemoryKind.RECURRENT
+    w.files.ids = "e" * 64
+    await save(w)
+    assert w.standing.facts.kind is MemoryKind.RECURRENT
+    w.files.kind = MemoryKind.FULL
+    w.house(0, stay(A, revision=2, saved=1))
+    await save(w)
+    assert w.standing.facts.kind is MemoryKind.RECURRENT
 
 
 class TestAtRisk:

@@ -35,11 +35,18 @@ async def test_what_is_not_known_on_both_sides_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("kind", MemoryKind)
-async def test_who_can_roll_back_or_is_not_known_to_be_unable_to_is_not_asked(kind: MemoryKind) -> None:
+@pytest.mark.parametrize("is_told_by_the_file", [True, False])
+async def test_who_can_roll_back_or_is_not_known_to_be_unable_to_is_not_asked(
+    kind: MemoryKind, is_told_by_the_file: bool
+) -> None:
     w = World()
-    w.standing.set(kind=kind)
+    if is_told_by_the_file:
+        w.files.kind = kind
+    else:
+        w.standing.set(kind=kind)
     one = generation_of(tokens=len(IDS), ids_digest=digest_of_ids(IDS))
-    told = await obstacle_to(w.parts, one, ASKED)
+    told = await obstacle_to(w.parts, w.table.epoch, one, ASKED)
+    assert w.standing.facts.kind is kind
     is_asked = kind not in (MemoryKind.FULL, MemoryKind.UNKNOWN)
     assert (told, "render" in w.log) == (
         f"the prompt does not extend the {len(IDS)} tokens of the snapshot" if is_asked else None,

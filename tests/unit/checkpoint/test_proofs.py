@@ -69,10 +69,10 @@ async def test_three_conversations_that_get_nothing_switch_restoring_off_and_lea
 
 async def test_a_kind_of_memory_that_explains_it_stops_the_saves_too() -> None:
     w = world()
-    w.files.kind = MemoryKind.SLIDING_WINDOW
+    w.files.kind = MemoryKind.RECURRENT
     for key in (A, B, C):
         await restored(w, key)
-    assert "--swa-full" in w.unable[0]
+    assert "the model is recurrent" in w.unable[0]
     w.house(0, stay(B))
     assert (await w.checkpointer.save(S0, w.table.epoch, Trigger.MANUAL)).outcome == "off"
 

@@ -8,6 +8,7 @@ import pytest
 
 from kvproxy.identifiers import SlotId
 from kvproxy.snapshots.fingerprint import Fingerprint
+from kvproxy.snapshots.memory_kind import MemoryKind
 from kvproxy.telemetry.events import (
     SharedMemorySeen,
     Warned,
@@ -155,3 +156,18 @@ async def test_a_server_that_was_seen_to_keep_its_slots_is_not_taken_for_one_tha
     await room.ask(OTHER)
     room.watch.findings.found_volatile()
     assert room.facts.is_volatile
+
+
+async def test_the_kind_of_memory_is_taken_from_the_first_file_where_nothing_else_tells() -> None:
+    room = await met()
+    for kind in (MemoryKind.UNKNOWN, MemoryKind.HYBRID, MemoryKind.FULL):
+        room.watch.findings.found_kind(room.table.epoch, kind)
+    assert room.facts.kind is MemoryKind.HYBRID
+
+
+async def test_a_file_of_a_life_that_has_passed_tells_nothing_of_this_one() -> None:
+    room = await met()
+    epoch = room.table.epoch
+    await room.ask(OTHER)
+    room.watch.findings.found_kind(epoch, MemoryKind.HYBRID)
+    assert room.facts.kind is MemoryKind.UNKNOWN
