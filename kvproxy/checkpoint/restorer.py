@@ -242,9 +242,9 @@ class Restorer:
         return Restoration(RestoreOutcome.RESTORED, result.tokens, result.size_bytes)
 
     def _stump_of(self, generation: Generation) -> Stump | None:
-        """Of an opened window the server itself goes back to nothing before its end."""
-        is_window = self._p.standing.facts.kind is MemoryKind.SLIDING_WINDOW
-        if not is_window or generation.alteration is Alteration.WINDOW_EDIT:
+        """A server that does not keep windows in full goes itself back to nothing before their end."""
+        facts = self._p.standing.facts
+        if facts.kind is not MemoryKind.SLIDING_WINDOW or facts.window.is_whole is False:
             return None
         return Stump(generation.tokens, generation.ids_digest)
 

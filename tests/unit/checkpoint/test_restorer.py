@@ -574,6 +574,15 @@ class TestWindow:
         assert occupancy is not None
         assert occupancy.stump is None, "the server goes back to nothing before its end"
 
+    async def test_at_a_server_that_may_keep_it_in_full_only_its_end_is_there_all_the_same(self) -> None:
+        """Nobody has tried whether the server would refuse to go back behind it."""
+        w = self.world(self.generation(origin=self.ORIGIN))
+        w.standing.set(window=WindowFacts(64, is_whole=None))
+        assert (await self.restore(w)).outcome is O.RESTORED
+        occupancy = w.table.view(S0).occupancy
+        assert occupancy is not None
+        assert occupancy.stump is not None
+
     async def test_one_that_is_shut_is_left_alone_and_stays_valid(self) -> None:
         w = self.world(self.generation())
         assert (await self.restore(w)).outcome is O.WINDOW_SHUT
