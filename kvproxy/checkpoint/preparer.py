@@ -218,7 +218,8 @@ class Preparer:
         self, lease: Lease, session: Session, before: Occupancy | None
     ) -> Preparation | ReplyError:
         if lease.is_void or self._p.table.view(lease.slot).state is not SlotState.IDLE:
-            return self._cold(lease, session, self._reason_without_trying(session))
+            reason = self._reason_without_trying(session)
+            return self._cold(lease, session, reason, from_scratch=_is_stump(before))
         await self._checkpointer.publisher.settled(session.key)
         result = await self._restore(lease, session)
         if result.outcome is RestoreOutcome.MEMORY_FULL and await self._make_room(lease):
@@ -282,13 +283,12 @@ class Preparer:
     async def _blank(self, lease: Lease, before: Occupancy | None, newcomer: Session | None) -> bool:
         """Erase what is left of another conversation, and of any where a draft model remembers it too: an
         error may have left the two in disagreement. True if there is something left that may not be used."""
-        is_stump = before is not None and before.stump is not None
         is_shared = (
             newcomer is not None and before is not None and self._opens_alike(before.session, newcomer)
         )
-        if self._p.table.speculates or (before is not None and (is_stump or not is_shared)):
+        if self._p.table.speculates or _is_stump(before) or (before is not None and not is_shared):
             await self.erase(lease)
-        return is_stump and not lease.is_void and not self._p.table.view(lease.slot).is_blank
+        return _is_stump(before) and not lease.is_void and not self._p.table.view(lease.slot).is_blank
 
     async def erase(self, lease: Lease) -> None:
         """Empty a slot nobody lives in, if that can be done now: one that is not only answers sooner."""
@@ -343,6 +343,10 @@ class Preparer:
             slot = lease.slots[0] if len(lease.slots) == 1 else None
             self._p.emit(SessionCold(self._p.server, slot, short(session.key), reason))
         return Preparation(Outcome.COLD, reason, from_scratch=from_scratch)
+
+
+def _is_stump(stay: Occupancy | None) -> bool:
+    return stay is not None and stay.stump is not None
 
 
 def _reason(session: Session, result: Restoration) -> Reason:

@@ -11,7 +11,7 @@ from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.checkpoint.policy import CheckpointPolicy
 from kvproxy.checkpoint.restorer import MEMORY_IS_FULL
 from kvproxy.errors import ErrorCode, ReplyError
-from kvproxy.identifiers import SessionKey, SlotId
+from kvproxy.identifiers import Revision, SessionKey, SlotId
 from kvproxy.slots.leases import Lease, Purpose, Want
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Stump
@@ -664,3 +664,14 @@ class TestStump:
         w = self.world()
         w.server.answer("erase", FAILED)
         assert not await w.preparer.start_over(await lease_for(w, A))
+
+    async def test_nor_where_a_late_save_keeps_the_slot_from_being_erased(self) -> None:
+        w = self.world(B)
+        stay_of_b = w.table.view(S0).occupancy
+        assert stay_of_b is not None
+        w.house(0, replace(stay_of_b, revision=Revision(4)))
+        w.server.answer("save", Late())
+        result = await prepare(w)
+        assert w.state() == "quarantined"
+        assert isinstance(result, Preparation)
+        assert (result.outcome, result.from_scratch) == (Outcome.COLD, True)
