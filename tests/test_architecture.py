@@ -238,7 +238,6 @@ WITHOUT_UNIT_TEST = {
     "proxy.exchange": "tested over sockets in tests/integration",
     "proxy.visit": "tested over sockets in tests/integration",
     "proxy.holding": "tested over sockets in tests/integration",
-    "proxy.pinned": "tested over sockets in tests/integration",
     "proxy.unpinned": "tested over sockets in tests/integration",
 }
 """Shrinks only: a module that gains a test leaves this list."""

@@ -58,7 +58,9 @@ class _Run:
     @property
     def uses_cache(self) -> bool | None:
         """Whether it may go on from what the slot holds; None for the client to say."""
-        return not self.is_from_scratch if self.visit.call.is_owner else None
+        if self.is_from_scratch:
+            return False
+        return True if self.visit.call.is_owner else None
 
 
 class _RanOut(Exception):
