@@ -97,8 +97,9 @@ class SlotActions:
         deadline_seconds: float,
         on_late: Callable[[T | ActionFailure], None],
     ) -> Attempt[T]:
-        """Make one action on a slot of `epoch`, within the deadline, or a third more where the wait for its
-        turn took long; `on_late` hears how one that timed out ended after all.
+        """Make one action on a slot of `epoch`, within the deadline, or a third more where its turn came late.
+
+        `on_late` hears how one that timed out ended after all.
         """
         until = self._clock.now() + deadline_seconds
         if not await self._take_turn(deadline_seconds):
