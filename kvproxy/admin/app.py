@@ -22,6 +22,7 @@ from kvproxy.checkpoint.rounds import Rounds
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import ServerName, SessionKey, SnapshotName
+from kvproxy.proxy.envelope import SERVER
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, LeaseDesk
@@ -156,9 +157,8 @@ class AdminFace:
             raise _not_found("metrics are off (metrics.enabled)")
         if not self._p.metrics_are_public:
             self._require_operator(request)
-        return web.Response(
-            body=self._p.metrics.render(self._gauges()), headers={"Content-Type": CONTENT_TYPE}
-        )
+        headers = {"Content-Type": CONTENT_TYPE, "Server": SERVER}
+        return web.Response(body=self._p.metrics.render(self._gauges()), headers=headers)
 
     def _gauges(self) -> Gauges:
         p, views, totals = self._p, self._p.table.views(), self._p.store.totals()
@@ -282,7 +282,8 @@ def _is_loopback(remote: str | None) -> bool:
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
+    headers = {"Content-Type": "application/json", "Server": SERVER}
+    return web.Response(status=status, body=orjson.dumps(value), headers=headers)
 
 
 def _not_found(message: str, code: ErrorCode = ErrorCode.ROUTE_FORBIDDEN) -> ReplyError:
