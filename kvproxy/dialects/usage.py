@@ -37,7 +37,8 @@ _UNFINISHED = frozenset({"in_progress", "queued"})
 
 def usage_in(label: str, head: str, tail: str) -> Usage:
     """`label` is the endpoint's. Counts are None where the answer did not tell, or not legibly."""
-    finish = _finish(label, tail)
+    # An answer in one piece may say before its text why that ended; a stream says so at its end alone.
+    finish = _finish(label, tail) or _finish(label, head)
     timings = _last_object("timings", tail)
     if "cache_n" in timings and "prompt_n" in timings:
         counts = (timings.get("prompt_n"), timings.get("cache_n"), timings.get("predicted_n"))

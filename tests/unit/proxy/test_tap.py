@@ -203,3 +203,17 @@ def test_a_response_longer_than_what_is_kept_tells_how_it_ended(items: list[obje
 def test_a_long_response_that_broke_off_has_no_end() -> None:
     delta = b'data: {"type":"response.output_text.delta","delta":"word"}\n\n'
     assert tapped([delta] * 3000).usage("responses") == Usage(None, None, None, None)
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "length"])
+def test_a_long_answer_in_one_piece_tells_how_it_ended(reason: str) -> None:
+    choice = {"finish_reason": reason, "index": 0, "message": {"content": '"finish_reason":"none"' * 9000}}
+    body = orjson.dumps({"choices": [choice], "usage": {}, "timings": TIMINGS})
+    pieces = [body[start : start + 8192] for start in range(0, len(body), 8192)]
+    assert tapped(pieces).usage("chat/completions") == Usage(1, 24, 3, reason)
+    assert tapped(pieces[:-1]).usage("chat/completions").prompt is None
+
+
+def test_a_long_stream_that_broke_off_did_not_end_as_its_beginning_says() -> None:
+    begun = {"choices": [{"finish_reason": None, "delta": {"content": "a"}}]}
+    assert usage("chat/completions", begun, begun, filler=3 * TAIL_BYTES).finish_reason is None
