@@ -257,7 +257,7 @@ class AdminFace:
             message = "a web page may not act on kvproxy"
             raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
         if self._p.token is None:
-            if not _is_loopback(request.remote):
+            if not _is_from_this_machine(request):
                 message = "without admin.token only this machine may ask"
                 raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
             return
@@ -270,6 +270,13 @@ def _is_from_a_page(request: web.BaseRequest) -> bool:
     """A browser says so; and any page may send simple requests to this machine."""
     site = request.headers.get("Sec-Fetch-Site", "none")
     return "Origin" in request.headers or site not in ("none", "same-origin")
+
+
+def _is_from_this_machine(request: web.BaseRequest) -> bool:
+    """Behind a proxy on this machine everybody has its address; such proxies say whose request it is."""
+    said = [hop for value in request.headers.getall("X-Forwarded-For", []) for hop in value.split(",")]
+    hops = (request.remote, *(hop.strip() for hop in said), *request.headers.getall("X-Real-IP", []))
+    return "Forwarded" not in request.headers and all(map(_is_loopback, hops))
 
 
 def _is_loopback(remote: str | None) -> bool:
