@@ -129,7 +129,7 @@ async def receive(
         if still is not body:
             body, reading = still, await understand(still, endpoint.label)
     document = None if reading is None else reading.document
-    hides = document is None and may_hide_several(body, headers.get("Content-Type"))
+    hides = document is None and may_hide_several(body, headers)
     is_bypass, is_auxiliary = wants_bypass(headers), is_declared_auxiliary(headers)
     # The client wants nothing reused; then nothing of it is worth keeping as a session's either.
     forbids_cache = document is not None and document.get("cache_prompt") is False
