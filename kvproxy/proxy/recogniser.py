@@ -66,6 +66,7 @@ class Recogniser:
         """None for a request that owns nothing. `model` is the server's."""
         if not call.is_owner:
             return None
+        model = _computed_by(model, call)
         if call.identity.is_disputed:
             self._emit(IdsDisagreed(self._server))
         reading = call.reading
@@ -88,7 +89,8 @@ class Recogniser:
         reading = call.reading
         if reading is None or not reading.is_recognisable:
             return False
-        return self._branches.knows(self._where(call, model).scope, Asked(self._secret(), reading))
+        scope = self._where(call, _computed_by(model, call)).scope
+        return self._branches.knows(scope, Asked(self._secret(), reading))
 
     def runs_at_home(self, owner: Owner) -> None:
         """The request has its session's slot."""
@@ -165,3 +167,8 @@ class Recogniser:
             raw = part.encode("utf-8", "surrogateescape")
             hasher.update(len(raw).to_bytes(4, "big") + raw)
         return hasher.digest()
+
+
+def _computed_by(model: str, call: Call) -> str:
+    """With adapters of its own, a model is another one."""
+    return f"{model} lora {call.adapters}" if call.adapters else model
