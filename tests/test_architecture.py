@@ -43,6 +43,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "slots.living",
         "slots.cells",
         "slots.needs",
+        "sessions.adapters",
         "sessions.key",
         "sessions.sources",
         "sessions.identity",

@@ -22,6 +22,7 @@ from kvproxy.checkpoint.rounds import Rounds
 from kvproxy.clock import Clock
 from kvproxy.errors import ErrorCode, ReplyError
 from kvproxy.identifiers import ServerName, SessionKey, SnapshotName
+from kvproxy.proxy.envelope import SERVER
 from kvproxy.sessions.registry import SessionRegistry
 from kvproxy.sessions.session import Session
 from kvproxy.slots.leases import Lease, LeaseDesk
@@ -160,9 +161,8 @@ class AdminFace:
             raise _not_found("metrics are off (metrics.enabled)")
         if not self._p.metrics_are_public:
             self._require_operator(request)
-        return web.Response(
-            body=self._p.metrics.render(self._gauges()), headers={"Content-Type": CONTENT_TYPE}
-        )
+        headers = {"Content-Type": CONTENT_TYPE, "Server": SERVER}
+        return web.Response(body=self._p.metrics.render(self._gauges()), headers=headers)
 
     def _gauges(self) -> Gauges:
         p, views, totals = self._p, self._p.table.views(), self._p.store.totals()
@@ -265,7 +265,7 @@ class AdminFace:
             message = "a web page may not act on kvproxy: use its commands, or a client that sends no Origin"
             raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
         if self._p.token is None:
-            if not _is_loopback(request.remote):
+            if not _is_from_this_machine(request):
                 message = "without admin.token only this machine may ask: ask from there, or set admin.token"
                 raise ReplyError(ErrorCode.UNAUTHORIZED, message, status=403)
             return
@@ -281,6 +281,13 @@ def _is_from_a_page(request: web.BaseRequest) -> bool:
     return "Origin" in request.headers or site not in ("none", "same-origin")
 
 
+def _is_from_this_machine(request: web.BaseRequest) -> bool:
+    """Behind a proxy on this machine everybody has its address; such proxies say whose request it is."""
+    said = [hop for value in request.headers.getall("X-Forwarded-For", []) for hop in value.split(",")]
+    hops = (request.remote, *(hop.strip() for hop in said), *request.headers.getall("X-Real-IP", []))
+    return "Forwarded" not in request.headers and all(map(_is_loopback, hops))
+
+
 def _is_loopback(remote: str | None) -> bool:
     try:
         address = ip_address(remote or "")
@@ -291,7 +298,8 @@ def _is_loopback(remote: str | None) -> bool:
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")
+    headers = {"Content-Type": "application/json", "Server": SERVER}
+    return web.Response(status=status, body=orjson.dumps(value), headers=headers)
 
 
 _METHODS = dict.fromkeys(("status", "slots", "sessions", "snapshots"), "GET") | dict.fromkeys(

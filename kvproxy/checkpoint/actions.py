@@ -97,7 +97,7 @@ class SlotActions:
         deadline_seconds: float,
         on_late: Callable[[T | ActionFailure], None],
     ) -> Attempt[T]:
-        """Make one action on a slot of `epoch`, within the deadline, or a third more where its turn came late.
+        """Make one action on a slot of `epoch`, within the deadline, or a third more if its turn was late.
 
         `on_late` hears how one that timed out ended after all.
         """

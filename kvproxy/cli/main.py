@@ -30,6 +30,8 @@ from kvproxy.errors import KvproxyError, SettingsError
 DONE = 0
 FAILED = 1
 WRONG_USAGE = 2
+INTERRUPTED = 130
+"""As a shell reports it."""
 
 
 class Command(Protocol):
@@ -61,7 +63,7 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 done, 1 failed, 2 wrong usage or settings."""
+    """Exit code 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted."""
     try:
         code = _outcome(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -70,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Who reads our output has seen enough of it (`| head`). The interpreter flushes once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _outcome(argv: Sequence[str]) -> int:

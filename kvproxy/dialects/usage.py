@@ -29,13 +29,16 @@ _FINISHES: Mapping[str, str] = {
 """The Chat Completions word for what the other endpoints call it. Unlisted words stay as they are."""
 
 
+_CALL = re.compile(r'"type":\s*"function_call"|"call_id":\s*"')
+"""A call of a tool, of which long arguments may have left the end alone."""
 _UNFINISHED = frozenset({"in_progress", "queued"})
 """What a response says of itself on its way."""
 
 
 def usage_in(label: str, head: str, tail: str) -> Usage:
     """`label` is the endpoint's. Counts are None where the answer did not tell, or not legibly."""
-    finish = _finish(label, tail)
+    # An answer in one piece may say before its text why that ended; a stream says so at its end alone.
+    finish = _finish(label, tail) or _finish(label, head)
     timings = _last_object("timings", tail)
     if "cache_n" in timings and "prompt_n" in timings:
         counts = (timings.get("prompt_n"), timings.get("cache_n"), timings.get("predicted_n"))
@@ -102,6 +105,8 @@ def _finish(label: str, text: str) -> str | None:
 def _response_finish(text: str) -> str | None:
     """The Responses API has a status, and calls tools by items of the output."""
     response = _last_object("response", text) or _whole(text)
+    if not response:
+        return _cut_response_finish(text)
     status, output = response.get("status"), response.get("output")
     if not isinstance(status, str) or status in _UNFINISHED:
         return None
@@ -109,6 +114,13 @@ def _response_finish(text: str) -> str | None:
     if status == "completed" and any(_map(item).get("type") == "function_call" for item in items):
         return "tool_calls"
     return _FINISHES.get(status, status)
+
+
+def _cut_response_finish(text: str) -> str | None:
+    """Of a response longer than what is kept, whose end says how much it took and not how it ended."""
+    if "input_tokens" not in _last_object("usage", text):
+        return None
+    return "tool_calls" if _CALL.search(text) else "stop"
 
 
 def _whole(text: str) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from kvproxy.dialects.stamp import without_changes
 from kvproxy.frozen import frozen
 from kvproxy.proxy.receive import may_hide_several, read_body, understand
 from kvproxy.proxy.rewrite import can_splice
+from kvproxy.sessions.adapters import adapters_in
 from kvproxy.sessions.identity import Identity, Sources, identify, tenant_of
 from kvproxy.sessions.key import ClientId, forbids_persistence, is_declared_auxiliary, wants_bypass
 from kvproxy.slots.needs import answer_limit
@@ -56,6 +57,8 @@ class Call:
     """Whether its conversation is known by what it says, if it does not name one."""
     tenant: str = ""
     """Whose key it came with, where that tells conversations apart."""
+    adapters: str = ""
+    """The adapters that it asks for itself; empty where the server's own hold."""
 
     @property
     def asked(self) -> Asked | None:
@@ -130,7 +133,8 @@ async def receive(
         if still is not body:
             body, reading = still, await understand(still, endpoint.label)
     document = None if reading is None else reading.document
-    hides = document is None and may_hide_several(body, headers.get("Content-Type"))
+    adapters = adapters_in(document)
+    hides = document is None and may_hide_several(body, headers)
     is_bypass, is_auxiliary = wants_bypass(headers), is_declared_auxiliary(headers)
     # The client wants nothing reused; then nothing of it is worth keeping as a session's either.
     forbids_cache = document is not None and document.get("cache_prompt") is False
@@ -141,13 +145,15 @@ async def receive(
         identify(headers, document, terms.sources),
         is_bypass,
         is_auxiliary or forbids_cache,
-        not forbids_persistence(headers),
-        opening_of(reading),
+        # The server forgets on a restart by which adapters a slot was computed, and no snapshot tells it.
+        not adapters and not forbids_persistence(headers),
+        None if adapters else opening_of(reading),
         answer_limit(document),
         document if keeps_document else None,
         reading,
         terms.is_implicit and reading is not None and reading.is_recognisable,
         tenant_of(headers) if terms.has_tenants else "",
+        adapters,
     )
     return call.unpinned() if _server_chooses(call, document) else call
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -95,7 +95,7 @@ async def understand(body: bytes, label: str, content_encoding: str | None = Non
     A large body is parsed in a thread. The parser keeps the interpreter's lock while it works (some 2 to
     4 ms per megabyte), so other streams still feel it; only the loop's own turn ends sooner.
     """
-    if (content_encoding or "identity").strip().lower() != "identity":
+    if _is_encoded(content_encoding):
         return None
     if len(body) > THREAD_BYTES:
         return await asyncio.to_thread(_understand, body, label)
@@ -107,12 +107,19 @@ DEEPEST = 1000
 """Levels of a body that the parser reads at least; llama-server's has no limit."""
 
 
-def may_hide_several(body: bytes, content_type: str | None) -> bool:
+def may_hide_several(body: bytes, headers: Mapping[str, str]) -> bool:
     """Whether a body that is not understood may be several prompts to the server, or ask for several answers.
-    It makes an object of a form, and an array of a field that comes twice."""
-    if (content_type or "").lstrip().lower().startswith(FORM):
+    It makes an object of a form, and an array of a field that comes twice; and it reads a body as it is whose
+    encoding it does not know."""
+    if headers.get("Content-Type", "").lstrip().lower().startswith(FORM):
         return True
-    return can_splice(body) and body.count(b"[") + body.count(b"{") > DEEPEST
+    if not can_splice(body):
+        return False
+    return _is_encoded(headers.get("Content-Encoding")) or body.count(b"[") + body.count(b"{") > DEEPEST
+
+
+def _is_encoded(content_encoding: str | None) -> bool:
+    return (content_encoding or "identity").strip().lower() != "identity"
 
 
 def _understand(body: bytes, label: str) -> Reading | None:

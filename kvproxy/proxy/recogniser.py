@@ -69,12 +69,14 @@ class Recogniser:
         reading = call.reading
         if call.is_auxiliary or call.is_bypass or reading is None or not reading.is_recognisable:
             return None
-        return self._branches.look(self._where(call, model), Asked(self._secret(), reading))
+        where = self._where(call, _computed_by(model, call))
+        return self._branches.look(where, Asked(self._secret(), reading))
 
     def owner_of(self, call: Call, model: str, look: Look | None) -> Owner | None:
         """None for a request that owns nothing. `look` is that at the request, just now."""
         if not call.is_owner:
             return None
+        model = _computed_by(model, call)
         if call.identity.is_disputed:
             self._emit(IdsDisagreed(self._server))
         if look is None:
@@ -171,3 +173,8 @@ def _scope_of(secret: bytes, parts: tuple[str, ...]) -> bytes:
         raw = part.encode("utf-8", "surrogateescape")
         hasher.update(len(raw).to_bytes(4, "big") + raw)
     return hasher.digest()
+
+
+def _computed_by(model: str, call: Call) -> str:
+    """With adapters of its own, a model is another one."""
+    return f"{model} lora {call.adapters}" if call.adapters else model

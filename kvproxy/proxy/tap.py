@@ -50,7 +50,8 @@ class Tap:
 
     def usage(self, label: str) -> Usage:
         """`label` is the endpoint's. Counts are None where the answer did not tell, or not legibly."""
-        head = _text(self._head) if label == "messages" else ""
+        is_cut = self._tail_size >= TAIL_BYTES
+        head = _text(self._head) if is_cut or label == "messages" else ""
         return usage_in(label, head, _text(self._tail))
 
 

@@ -265,7 +265,8 @@ class FailureSettings(Section):
     """What happens when saving or restoring fails."""
 
     strict: bool = Field(
-        False, description="Answer 503 rather than let a conversation lose its KV when a save fails."
+        False,
+        description="Answer 503 rather than go on without a conversation's KV if a save or restore fails.",
     )
     max_consecutive_failures: int = Field(
         3, ge=1, le=1000, description="Failures in a row that open the persistence breaker."

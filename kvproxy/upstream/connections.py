@@ -71,11 +71,16 @@ class Connection(ResponseHandler):
         )
 
     async def answer(self) -> tuple[RawResponseMessage, StreamReader]:
-        """The next answer that is final, its head read. Raises aiohttp's errors, and what `set_exception` was
-        given."""
+        """The next answer that is final, its head read. Raises aiohttp's errors, also for what nobody asked
+        for and no client could read, and what `set_exception` was given."""
         message, body = await self.read()
         while 100 <= message.code < 200 and message.code != 101:
             message, body = await self.read()
+        if message.code == 101:
+            raise aiohttp.ClientPayloadError("it changes to another protocol, which nobody asked for")
+        coding = message.headers.get("Transfer-Encoding")
+        if coding is not None and coding.strip().lower() != "chunked":
+            raise aiohttp.ClientPayloadError(f"its transfer coding is {coding!r}, which nobody asked for")
         self._body = body
         return message, body
 

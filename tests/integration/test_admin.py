@@ -311,3 +311,13 @@ async def test_a_web_page_may_not_act_on_kvproxy(tmp_path: Path) -> None:
             async with here.proxy.client.post(url, headers=headers) as answer:
                 assert answer.status == 403
         assert (await here.proxy.admin("POST", "flush")).status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/kvproxy/healthz", "/kvproxy/status", "/kvproxy/nothing", "/metrics", "/slots/0", "/v1/models"]
+)
+async def test_no_answer_tells_what_kvproxy_is_made_of(tmp_path: Path, path: str) -> None:
+    async with house(tmp_path) as here:
+        for method in ("GET", "POST"):
+            async with here.proxy.client.request(method, path) as answer:
+                assert answer.headers["Server"] in ("kvproxy", "llama.cpp")

@@ -172,3 +172,22 @@ async def test_a_server_that_was_busy_as_its_life_began_is_asked_again_and_its_s
         await here.fake.restart()
         back = await here.proxy.turn(talk)
         assert (back.told, back.reused > back.computed) == (("restored", None), True)
+
+
+async def test_what_was_computed_under_adapters_of_a_requests_own_is_never_given_to_another(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as here:
+        a, own = Talk("alpha"), {"lora": [{"id": 0, "scale": 0.5}]}
+        await here.proxy.turn(a, **own)
+        assert (await here.proxy.turn(a, **own)).told == ("resident", None)
+        here.forget_calls()
+        plain = await here.proxy.turn(a)
+        assert (plain.outcome, plain.reused) == ("cold", 0)
+        assert [deed for deed, _ in here.deeds] == ["erase"]
+        assert (await here.proxy.turn(a)).told == ("resident", None)
+        await here.proxy.turn(a, **own)
+        assert (await here.proxy.turn(a)).told == ("restored", None)
+        kept = [one.model for one in here.proxy.runtime.store.all()]
+        assert len(kept) == 1
+        assert "lora" not in kept[0]

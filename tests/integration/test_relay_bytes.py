@@ -307,6 +307,20 @@ async def test_interim_answers_end_here() -> None:
     assert body == b"ok"
 
 
+UNASKED = {
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\nx",
+    "a coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+    "a coding to the end": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nConnection: close\r\n\r\nx",
+}
+
+
+@pytest.mark.parametrize("answer", UNASKED.values(), ids=UNASKED)
+async def test_what_no_client_of_ours_has_asked_for_is_a_502(answer: bytes) -> None:
+    head, body = await exchange(answer)
+    assert head.startswith(b"HTTP/1.1 502 ")
+    assert b"which nobody asked for" in body
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -243,19 +243,20 @@ async def test_what_was_taken_for_a_request_is_told_to_be_given_back(tmp_path: P
 FORM = b"".join(
     b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n%b\r\n' % text for text in (b"a", b"b")
 )
-HIDING: dict[str, tuple[bytes, str]] = {
-    "a form": (FORM + b"--x--\r\n", "multipart/form-data; boundary=x"),
-    "a depth": (b'{"prompt":"a","n_cmpl":2,"x":' + b"[" * 1100 + b"]" * 1100 + b"}", "application/json"),
+HIDING: dict[str, tuple[bytes, dict[str, str]]] = {
+    "a form": (FORM + b"--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}),
+    "a depth": (b'{"prompt":"a","n_cmpl":2,"x":' + b"[" * 1100 + b"]" * 1100 + b"}", {}),
+    "an encoding that is none": (b'{"prompt":"a","n_cmpl":2}', {"Content-Encoding": "x"}),
 }
 
 
-@pytest.mark.parametrize(("body", "kind"), HIDING.values(), ids=HIDING)
+@pytest.mark.parametrize(("body", "headers"), HIDING.values(), ids=HIDING)
 @pytest.mark.parametrize("path", ["/completion", "/v1/embeddings"])
 async def test_what_may_hide_several_prompts_has_all_slots_to_its_end(
-    tmp_path: Path, path: str, body: bytes, kind: str
+    tmp_path: Path, path: str, body: bytes, headers: dict[str, str]
 ) -> None:
     async with house(tmp_path, slots=2) as here:
-        await here.proxy.post(path, body, **{"Content-Type": kind})
-        await here.proxy.post(path, b"{", **{"Content-Type": "application/json"})
+        await here.proxy.post(path, body, **headers)
+        await here.proxy.post(path, b"{", **{"Content-Encoding": "gzip"})
         await here.proxy.at_rest()
         assert [event.purpose for event in here.proxy.heard(SlotAcquired)] == ["exclusive", "floating"]

@@ -146,6 +146,24 @@ class TestWhoMay:
         assert (refusal.status, refusal.code) == (403, ErrorCode.UNAUTHORIZED)
         assert "ask from there, or set admin.token" in refusal.message
 
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"X-Forwarded-For": "192.0.2.1"},
+            {"X-Forwarded-For": "127.0.0.1, 192.0.2.1"},
+            {"X-Forwarded-For": "unknown"},
+            {"X-Real-IP": "192.0.2.1"},
+            {"Forwarded": "for=192.0.2.1"},
+        ],
+    )
+    async def test_without_a_token_a_proxy_on_this_machine_lets_nobody_in(self, said: dict[str, str]) -> None:
+        refusal = await Room().refused("/kvproxy/status", remote="127.0.0.1", **said)
+        assert (refusal.status, refusal.code) == (403, ErrorCode.UNAUTHORIZED)
+
+    async def test_without_a_token_this_machine_may_ask_through_a_proxy_on_it(self) -> None:
+        said = {"X-Forwarded-For": "127.0.0.1, ::1", "X-Real-IP": "127.0.0.1"}
+        assert (await Room().ask("/kvproxy/status", remote="::1", **said)).status == 200
+
     async def test_with_a_token_who_has_it_may_ask_from_anywhere(self) -> None:
         room = Room(token="geheim-ä")
         allowed = await room.ask(

@@ -12,15 +12,15 @@ import pytest
 from kvproxy import __version__
 from kvproxy.cli import main
 from kvproxy.cli.main import COMMANDS, Command
-from kvproxy.errors import KvproxyError, SettingsError, StateDirError
+from kvproxy.errors import SettingsError, StateDirError
 
 # The package has a function of the module's name; only the import system still finds the module.
 cli_main = importlib.import_module("kvproxy.cli.main")
 
 
-def install(monkeypatch: pytest.MonkeyPatch, outcome: int | KvproxyError) -> None:
+def install(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException) -> None:
     def run(args: argparse.Namespace) -> int:
-        if isinstance(outcome, KvproxyError):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -41,12 +41,13 @@ def accepts_json(command: Command) -> bool:
         (1, 1, ""),
         (SettingsError("a: 1: bad\nb: 2: bad"), 2, "kvproxy try: a: 1: bad\nkvproxy try: b: 2: bad\n"),
         (StateDirError("locked by 7"), 1, "kvproxy try: locked by 7\n"),
+        (KeyboardInterrupt(), 130, ""),
     ],
 )
 def test_an_outcome_is_an_exit_code_and_an_error_a_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    outcome: int | KvproxyError,
+    outcome: int | BaseException,
     code: int,
     told: str,
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -133,8 +134,13 @@ async def test_what_cannot_be_read_goes_on_as_it_is_to_a_slot_of_the_servers_cho
 
 
 async def test_an_encoded_body_is_not_looked_into() -> None:
-    call = await called(b'{"messages":[]}', NAMED | {"Content-Encoding": "gzip"})
+    call = await called(gzip.compress(b'{"messages":[]}'), NAMED | {"Content-Encoding": "gzip"})
     assert call.reach is Reach.FLOATING
+
+
+async def test_a_body_that_is_only_called_encoded_may_be_read_by_the_server() -> None:
+    call = await called(b'{"messages":[]}', NAMED | {"Content-Encoding": "x"})
+    assert call.reach is Reach.EXCLUSIVE
 
 
 async def test_a_body_over_the_limit_is_refused() -> None:

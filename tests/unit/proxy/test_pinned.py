@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from kvproxy.identifiers import SlotId
 from kvproxy.proxy.pinned import _Run
 
 
@@ -29,5 +30,5 @@ def test_where_nothing_of_its_slot_may_be_used_no_client_has_a_say(
     is_owner: bool, is_from_scratch: bool, uses_cache: bool | None
 ) -> None:
     lease = cast(Any, None)
-    run = _Run(cast(Any, Calls(is_owner)), lease, None, None, None, is_from_scratch)
+    run = _Run(cast(Any, Calls(is_owner)), lease, SlotId(0), None, None, None, 0, is_from_scratch)
     assert run.uses_cache is uses_cache

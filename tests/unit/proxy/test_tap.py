@@ -177,3 +177,43 @@ def test_the_last_of_what_passed_can_be_searched_also_across_pieces() -> None:
     tap = tapped([b'{"error": "it fail', b'ed here"}'])
     assert tap.ended_with(b"failed here")
     assert not tap.ended_with(b"failed there")
+
+
+CALL = {"type": "function_call", "name": "write", "arguments": '{"text":"\\"type\\":\\"function_call\\""}'}
+LONG_CALL = {"type": "function_call", "arguments": "x" * 200_000, "call_id": "call_1", "name": "write"}
+WORDS = {
+    "type": "message",
+    "content": [{"type": "output_text", "text": 'x "type":"function_call" y ' * 5000}],
+}
+
+
+@pytest.mark.parametrize(
+    ("items", "finish"), [([WORDS], "stop"), ([WORDS, CALL], "tool_calls"), ([LONG_CALL], "tool_calls")]
+)
+def test_a_response_longer_than_what_is_kept_tells_how_it_ended(items: list[object], finish: str) -> None:
+    counts = {"input_tokens": 25, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 24}}
+    whole = {"object": "response", "status": "completed", "output": items, "usage": counts}
+    assert len(orjson.dumps(whole)) > 2 * TAIL_BYTES
+    expected = Usage(computed=1, reused=24, generated=3, finish_reason=finish)
+    completed = {"type": "response.completed", "response": whole}
+    assert usage("responses", {"type": "response.created", "response": {}}, completed) == expected
+    assert tapped([orjson.dumps(whole)[:4096], orjson.dumps(whole)[4096:]]).usage("responses") == expected
+
+
+def test_a_long_response_that_broke_off_has_no_end() -> None:
+    delta = b'data: {"type":"response.output_text.delta","delta":"word"}\n\n'
+    assert tapped([delta] * 3000).usage("responses") == Usage(None, None, None, None)
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "length"])
+def test_a_long_answer_in_one_piece_tells_how_it_ended(reason: str) -> None:
+    choice = {"finish_reason": reason, "index": 0, "message": {"content": '"finish_reason":"none"' * 9000}}
+    body = orjson.dumps({"choices": [choice], "usage": {}, "timings": TIMINGS})
+    pieces = [body[start : start + 8192] for start in range(0, len(body), 8192)]
+    assert tapped(pieces).usage("chat/completions") == Usage(1, 24, 3, reason)
+    assert tapped(pieces[:-1]).usage("chat/completions").prompt is None
+
+
+def test_a_long_stream_that_broke_off_did_not_end_as_its_beginning_says() -> None:
+    begun = {"choices": [{"finish_reason": None, "delta": {"content": "a"}}]}
+    assert usage("chat/completions", begun, begun, filler=3 * TAIL_BYTES).finish_reason is None
