@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, RestoreOutcome
 from kvproxy.telemetry.events import (
@@ -47,6 +48,9 @@ _COUNTED = {
 
 
 class Tally:
+    hears: Final = (RequestDone, RestoreEnded, RestoreProvedIneffective, CheckpointEnded, ServerReady)
+    """The events that count."""
+
     def __init__(self) -> None:
         self._totals = Totals()
 
