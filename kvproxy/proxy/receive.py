@@ -95,7 +95,7 @@ async def understand(body: bytes, label: str, content_encoding: str | None = Non
     A large body is parsed in a thread. The parser keeps the interpreter's lock while it works (some 2 to
     4 ms per megabyte), so other streams still feel it; only the loop's own turn ends sooner.
     """
-    if (content_encoding or "identity").strip().lower() != "identity":
+    if content_encoding and content_encoding.strip().lower() != "identity":
         return None
     if len(body) > THREAD_BYTES:
         return await asyncio.to_thread(_understand, body, label)

@@ -39,7 +39,7 @@ def splice(body: bytes, slot: SlotId, *, cache_prompt: bool = True) -> bytes | N
 
 def _seam(body: bytes) -> tuple[int, bool] | None:
     """Where the object's final brace is, and whether the object is empty."""
-    if len(body) > 2 and body[0] == _OPEN and body[-1] == _CLOSE and body[-2] not in _LOOKED_INTO:
+    if body[:1] == b"{" and body[-1:] == b"}" and body[-2] not in _LOOKED_INTO:
         return len(body) - 1, False
     start = _first(body, len(BOM) if body.startswith(BOM) else 0)
     end = _last(body, len(body))
