@@ -83,7 +83,7 @@ class Exchange:
             facts = await self.holder.watch.confirm()
             if facts.state is ServerState.LOADING or (not facts.pins and facts.state.has_slots):
                 return await self._stray(visit, facts)
-            require_slots(self.holder.watch.url, facts)
+            require_slots(self.holder.watch, facts)
             try:
                 response = await self._hold(visit, facts)
             except NotPinned:

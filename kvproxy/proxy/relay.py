@@ -127,11 +127,12 @@ class RelayedResponse(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """End the message; if it broke, leave it without an end."""
+        if self.ending is not None:  # the server ends each answer once more
+            return
         writer = self._started()
         self._release_head()
-        if self.ending is None:
-            await writer.write_eof(data)
-            self.ending = Ending.COMPLETE
+        await writer.write_eof(data)
+        self.ending = Ending.COMPLETE
 
     def break_off(self, ending: Ending) -> None:
         """Cut the client's connection so that it cannot take what came for the whole answer.
