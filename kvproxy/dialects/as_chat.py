@@ -154,8 +154,9 @@ def _from_messages(document: Document) -> Document:
         tools = _objects(document["tools"], "tools")
         chat["tools"] = [_function(tool, "input_schema") for tool in tools]
     choice = document.get("tool_choice")
-    if isinstance(choice, Mapping) and choice.get("type") in _CHOICES:
-        chat["tool_choice"] = _CHOICES[choice["type"]]
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if isinstance(kind, str) and kind in _CHOICES:
+        chat["tool_choice"] = _CHOICES[kind]
     return chat
 
 

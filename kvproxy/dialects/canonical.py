@@ -52,7 +52,7 @@ _SORTED = orjson.OPT_SORT_KEYS
 def role_of(message: Mapping[str, Any]) -> str | None:
     """Who says it; None for what is no part of the conversation."""
     kind, role = message.get("type"), message.get("role")
-    if kind in _REASONING:
+    if kind.__class__ is str and kind in _REASONING:
         return None
     if isinstance(role, str):
         return role
@@ -110,7 +110,7 @@ def _texts(parts: Iterable[Any]) -> Iterable[str]:
     for part in parts:
         if isinstance(part, str):
             yield part
-        elif isinstance(part, Mapping) and part.get("type") in _TEXTS:
+        elif isinstance(part, Mapping) and _kind(part) in _TEXTS:
             text = part.get("text")
             if isinstance(text, str):
                 yield text
@@ -129,7 +129,7 @@ def _content(content: object) -> object:
 def _part(part: object) -> object:
     if not isinstance(part, dict):
         return part
-    kind = part.get("type")
+    kind = _kind(part)
     if kind in _TEXTS:
         return part.get("text")
     if kind in _REASONING:
@@ -138,6 +138,12 @@ def _part(part: object) -> object:
     if isinstance(bare.get("content"), list):  # what a tool gave back
         bare["content"] = _content(bare["content"])
     return bare
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    """Empty where it is no word: a client may write anything there."""
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _bare(value: Any) -> Any:

@@ -76,7 +76,8 @@ class Reading:
         own = text_of(self.document.get(shape.system)) if shape.system else ""
         leading = []
         for message in self.messages:
-            if message.get("role") not in SYSTEM_ROLES:
+            role = message.get("role")
+            if not isinstance(role, str) or role not in SYSTEM_ROLES:
                 break
             leading.append(text_of(message.get("content")))
         return "\n".join(text for text in (own, *leading) if text)

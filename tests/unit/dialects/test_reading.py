@@ -133,3 +133,10 @@ def test_the_words_of_the_user_and_of_the_system_are_at_hand() -> None:
 def test_the_texts_do_not_show_where_a_reading_is_printed() -> None:
     assert "helper" not in repr(chat(HEAD, *TURNS))
     assert STATIC not in repr(read("completion", {"prompt": STATIC}))
+
+
+@pytest.mark.parametrize("odd", [[], {}, 1], ids=str)
+def test_a_role_that_is_no_word_ends_the_system_prompts(odd: object) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": odd, "content": "hi"}]
+    reading = read("chat/completions", {"messages": messages})
+    assert (reading.system_text, reading.roles) == ("be brief", ("system", "item"))
