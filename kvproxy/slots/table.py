@@ -43,8 +43,7 @@ class SlotTable:
     def begin_epoch(self, total_slots: int) -> Epoch:
         """Forget everything: `total_slots` slots of which nothing is known. Leases of before are void."""
         self.epoch = Epoch(self.epoch + 1)
-        self.speculates = self.is_volatile = False
-        self.pool = None
+        self.speculates, self.is_volatile, self.pool = False, False, None
         self._adrift.clear()
         now = self._clock.now()
         self._slots = {SlotId(n): SlotRecord(SlotId(n), now) for n in range(total_slots)}
@@ -364,8 +363,10 @@ class SlotTable:
 
     def _review(self) -> None:
         """From now on more may be needed than there is."""
-        for slot in self._slots.values() if self.pool is not None else ():
-            slot.is_sure = slot.is_sure and not slot.is_at_risk(self._slots.values(), self.pool)
+        if (pool := self.pool) is None:
+            return
+        for slot in self._slots.values():
+            slot.is_sure = slot.is_sure and not slot.is_at_risk(self._slots.values(), pool)
 
     def _oust(self, slot: SlotRecord) -> None:
         """Whoever lived there does no more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from queue import SimpleQueue
@@ -47,17 +48,17 @@ def _record(line: Line) -> logging.LogRecord:
     `__init__` would take his file's name apart."""
     now, error = SystemClock.wall(), line.error
     record = logging.LogRecord.__new__(logging.LogRecord)
-    vars(record).update(
-        _BLANK,
-        msg=line.name,
-        levelno=line.level,
-        levelname=logging.getLevelName(line.level),
-        exc_info=None if error is None else (type(error), error, error.__traceback__),
-        created=now,
-        msecs=int(now * 1000) % 1000 + 0.0,
-        relativeCreated=_BLANK["relativeCreated"] + (now - _BLANK["created"]) * 1000,
-        line=line,
-    )
+    record.__dict__ = {
+        **_BLANK,
+        "msg": line.name,
+        "levelno": line.level,
+        "levelname": logging.getLevelName(line.level),
+        "exc_info": None if error is None else (type(error), error, error.__traceback__),
+        "created": now,
+        "msecs": int(now * 1000) % 1000 + 0.0,
+        "relativeCreated": _BLANK["relativeCreated"] + (now - _BLANK["created"]) * 1000,
+        "line": line,
+    }
     return record
 
 
@@ -164,5 +165,11 @@ def _word(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value)
-    plain = text.isprintable() and text and not any(c in text for c in ' "=')
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    if _PLAIN.fullmatch(text) is not None:  # nearly all are
+        return text
+    is_plain = text.isprintable() and text and not any(c in text for c in ' "=')
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+_PLAIN = re.compile(r"[\w./:+-]+", re.ASCII)
+"""Of these letters a word is one to any reader."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from urllib.parse import SplitResult, urlsplit
@@ -169,17 +168,26 @@ class Transport:
         """The head of a request, and whether its body goes in chunks."""
         target = origin_form(raw_path).path_and_query.encode("utf-8", "surrogateescape")
         lines = [b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target), self._host_line]
-        lines += [b"%b: %b\r\n" % field for field in fields]
+        size = len(body) if isinstance(body, bytes) else None
+        has_length = False
+        for field in fields:
+            name = field[0]
+            if len(name) == _LENGTH_CHARS and name.lower() == b"content-length":
+                if has_length:
+                    continue
+                has_length = True
+                field = field if size is None else (name, b"%d" % size)
+            lines.append(b"%b: %b\r\n" % field)
+        if size and not has_length:
+            lines.append(b"Content-Length: %d\r\n" % size)
+        is_chunked = body is not None and size is None and not has_length
+        if is_chunked:
+            lines.append(b"Transfer-Encoding: chunked\r\n")
+        lines.append(b"\r\n")
         head = b"".join(lines)
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             raise ValueError("a line break inside a header field or a target")
-        size = len(body) if isinstance(body, bytes) else None
-        if (length := _LENGTH.search(head)) is not None:
-            return _with_length(head, length, size) + b"\r\n", False
-        if size:
-            return b"%bContent-Length: %d\r\n\r\n" % (head, size), False
-        is_chunked = body is not None and size is None
-        return head + (b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"\r\n"), is_chunked
+        return head, is_chunked
 
     def drop_idle(self) -> None:
         """Use none of the present connections for another request: the server behind them is gone."""
@@ -194,18 +202,7 @@ def _log_failure(name: str, error: BaseException) -> None:
     log.error("%s failed", name, exc_info=error)
 
 
-_LENGTH = re.compile(rb"(?i)\ncontent-length: ([^\r]*)\r")
-"""Found in the head as a whole: to look at each field's name takes longer than all the rest."""
-
-
-def _with_length(head: bytes, length: re.Match[bytes], size: int | None) -> bytes:
-    """`head` with the first length it tells made `size`, if that is known, and without any other."""
-    start, end = length.span(1)
-    told = head[start:end] if size is None else b"%d" % size
-    rest = head[end:]
-    while (another := _LENGTH.search(rest)) is not None:
-        rest = rest[: another.start() + 1] + rest[another.end() + 1 :]
-    return b"%b%b%b" % (head[:start], told, rest)
+_LENGTH_CHARS = len("content-length")
 
 
 def _authority(parts: SplitResult) -> bytes:
