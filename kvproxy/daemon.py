@@ -107,7 +107,7 @@ async def _stop(runtime: Runtime, signals: _Signals) -> int:
 def _heard(bus: EventBus, kind: type[Event]) -> asyncio.Event:
     """Set once an event of `kind` went by."""
     heard = asyncio.Event()
-    bus.subscribe(lambda event: heard.set() if isinstance(event, kind) else None)
+    bus.subscribe(lambda event: heard.set(), kind)
     return heard
 
 

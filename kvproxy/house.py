@@ -83,8 +83,8 @@ class House:
         self.server = ServerName(self.upstream.name)
         self.tally = Tally()
         self.metrics = Metrics([self.server], LABELS)
-        self.bus.subscribe(self.tally.hear)
-        self.bus.subscribe(self.metrics.hear)
+        self.bus.subscribe(self.tally.hear, *self.tally.hears)
+        self.bus.subscribe(self.metrics.hear, *self.metrics.hears)
 
     def _build_server(self) -> None:
         settings, upstream = self.settings, self.upstream

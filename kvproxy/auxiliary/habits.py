@@ -29,9 +29,9 @@ class Habits:
         before = self._known.get(name)
         if before is None or (reading.has_tools and not before.has_tools):
             self._known[name] = Habit(reading.has_tools)
+            if len(self._known) > self._max_habits:
+                self._known.popitem(last=False)
         self._known.move_to_end(name)
-        while len(self._known) > self._max_habits:
-            self._known.popitem(last=False)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -45,10 +45,9 @@ def next_due(views: Sequence[SlotView], policy: CheckpointPolicy, now: float) ->
     waiting = [view for view in views if _is_candidate(view, policy)]
     if not waiting:
         return ()
-    is_quiet = not _is_busy(views)
     waiting.sort(key=_dirty_since)
-    due = [(view, _trigger(view, policy, now, is_quiet=is_quiet)) for view in waiting]
-    return tuple([Due(view.id, trigger) for view, trigger in due if trigger is not None])
+    due = [(view, trigger) for view in waiting if (trigger := _trigger(view, policy, now, views))]
+    return tuple(Due(view.id, trigger) for view, trigger in due) if due else ()
 
 
 PRESSURE_SECONDS = 600.0
@@ -121,9 +120,11 @@ def _dirty_since(view: SlotView) -> float:
     return view.last_used if since is None else since
 
 
-def _trigger(view: SlotView, policy: CheckpointPolicy, now: float, *, is_quiet: bool) -> Trigger | None:
+def _trigger(
+    view: SlotView, policy: CheckpointPolicy, now: float, views: Sequence[SlotView]
+) -> Trigger | None:
     idle, age = policy.on_idle_seconds, policy.max_dirty_seconds
-    if idle > 0 and is_quiet and now - view.last_used >= idle:
+    if idle > 0 and now - view.last_used >= idle and not _is_busy(views):
         return Trigger.IDLE
     unsaved = view.occupancy.unsaved_tokens if view.occupancy else 0
     is_old = age > 0 and now - _dirty_since(view) >= age

@@ -138,7 +138,7 @@ class Preparer:
     def _forget_request(self, session: Session) -> None:
         """Once it is known what to restore for a request, its document is of use only where the slot may
         have to be brought back to it; one is held for each session."""
-        if self._p.standing.facts.kind.may_roll_back:
+        if session.asked is not None and self._p.standing.facts.kind.may_roll_back:
             session.asked = None
 
     async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:

@@ -83,9 +83,9 @@ class Exchange:
     async def _serve(self, visit: Visit) -> web.StreamResponse:
         for _ in range(MAX_LIVES):
             facts = await self.holder.watch.confirm()
-            if facts.state is ServerState.LOADING or (facts.state.has_slots and not facts.pins):
+            if facts.state is ServerState.LOADING or (not facts.pins and facts.state.has_slots):
                 return await self._stray(visit, facts)
-            require_slots(self.holder.watch.url, facts)
+            require_slots(self.holder.watch, facts)
             try:
                 response = await self._hold(visit, facts)
             except NotPinned:

@@ -110,12 +110,13 @@ def upstream_headers(
     `peer` is the client's address, `host` what it asked for. An untrusted peer's `X-Forwarded-*` are not
     passed on. `api_key` replaces whatever key the client sent. Raises ReplyError (508) for a loop.
     """
-    pairs = _end_to_end(raw)
-    fields = [pair for name, pair in pairs if not name.stays_here and (api_key is None or not name.is_key)]
+    fields = []
     known: dict[str, list[bytes]] = {}
-    for name, (_, value) in pairs:
+    for name, pair in _end_to_end(raw):
+        if not name.stays_here and (api_key is None or not name.is_key):
+            fields.append(pair)
         if name.is_chained and (is_peer_trusted or name.lower == "via"):
-            known.setdefault(name.lower, []).append(value)
+            known.setdefault(name.lower, []).append(pair[1])
     if "via" in known:
         _refuse_loop(known["via"])
     if api_key is not None:
@@ -130,39 +131,38 @@ def upstream_headers(
 
 def client_headers(raw: RawHeaders) -> CIMultiDict[str]:
     """The upstream's fields as the client gets them. Adds none."""
-    pairs = _end_to_end(raw)
-    try:
-        headers = CIMultiDict([(name.text, value.decode("utf-8")) for name, (_, value) in pairs])
-    except UnicodeDecodeError:
-        # The HTTP library would write it differently: better no field than another one.
-        texts = [(name.text, _text(value)) for name, (_, value) in pairs]
-        headers = CIMultiDict([(name, text) for name, text in texts if text is not None])
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, (_, value) in _end_to_end(raw):
+        try:
+            headers.add(name.text, value.decode())
+        except UnicodeDecodeError:
+            # The HTTP library would write it differently: better no field than another one.
+            continue
     if "Content-Length" in headers and _is_chunked(raw):
         headers.popall("Content-Length")
     return headers
 
 
-def _text(value: bytes) -> str | None:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
 def _is_chunked(raw: RawHeaders) -> bool:
     """A length beside chunks is either wrong or an attack (RFC 9112 6.3)."""
-    return "transfer-encoding" in {_name_of(name).lower for name, _ in raw}
+    for field, _ in raw:
+        if _name_of(field).lower == "transfer-encoding":
+            return True
+    return False
 
 
 def _end_to_end(raw: RawHeaders) -> list[tuple[_Name, tuple[bytes, bytes]]]:
     """The fields that do not end at this hop. A value with control characters no server should see."""
-    pairs = [(name, pair) for pair in raw if not (name := _name_of(pair[0])).ends_here]
-    named = {t for name, value in raw if _name_of(name).lower == "connection" for t in _tokens(value)}
-    if named:
-        pairs = [(name, pair) for name, pair in pairs if not (name.can_be_named and name.lower in named)]
-    if _CONTROL.search(b"".join([value for _, (_, value) in pairs])) is not None:
-        pairs = [(name, pair) for name, pair in pairs if _CONTROL.search(pair[1]) is None]
-    return pairs
+    pairs, named = [], set[str]()
+    for pair in raw:
+        name = _name_of(pair[0])
+        if name.lower == "connection":
+            named.update(_tokens(pair[1]))
+        elif not name.ends_here and _CONTROL.search(pair[1]) is None:
+            pairs.append((name, pair))
+    if not named:
+        return pairs
+    return [(name, pair) for name, pair in pairs if not (name.can_be_named and name.lower in named)]
 
 
 @lru_cache(maxsize=256)

@@ -20,10 +20,10 @@ from kvproxy.upstream.watch import Watch
 T = TypeVar("T")
 
 
-def require_slots(url: str, facts: Facts) -> None:
+def require_slots(watch: Watch, facts: Facts) -> None:
     """Raises UpstreamError (503) for a server whose slots cannot be used now."""
     if not facts.state.has_slots:
-        message = why_without_slots(url, facts)
+        message = why_without_slots(watch.url, facts)
         raise UpstreamError(message, status=503, retry_after_seconds=1, was_sent=False)
 
 
@@ -42,7 +42,7 @@ class Holder:
         lease = await self.desk.acquire(want, visit.vigil.waits)
         try:
             facts = await self.watch.confirm()
-            require_slots(self.watch.url, facts)
+            require_slots(self.watch, facts)
         except BaseException:
             lease.release()
             raise

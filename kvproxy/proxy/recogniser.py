@@ -18,7 +18,6 @@ from kvproxy.frozen import frozen
 from kvproxy.identifiers import ServerName, SessionKey, short
 from kvproxy.proxy.call import Call
 from kvproxy.sessions.branches import Branch, Branches, KeyOf, Look, Match, Where
-from kvproxy.sessions.identity import Identity
 from kvproxy.sessions.key import ClientId, derive_key
 from kvproxy.sessions.lines import Asked, Cause
 from kvproxy.sessions.newcomers import Newcomers
@@ -84,7 +83,8 @@ class Recogniser:
             return Owner(self._session(call, model, key, "", None), call, model)
         match = self._branches.match(look, self._keys(call, model))
         branch = match.branch
-        self._began(call, branch, match.cause)
+        if match.cause is not None:
+            self._began(call, branch, match.cause)
         session = self._session(call, model, branch.key, branch.name, branch.parent)
         if call.identity.client is None:
             self._judge_newcomer(session, match)
@@ -124,9 +124,7 @@ class Recogniser:
         session.asked = call.asked
         return session
 
-    def _began(self, call: Call, branch: Branch, cause: Cause | None) -> None:
-        if cause is None:
-            return
+    def _began(self, call: Call, branch: Branch, cause: Cause) -> None:
         source = "content" if call.identity.client is None else "id"
         key, parent = short(branch.key), branch.parent and short(branch.parent)
         self._emit(BranchBegan(self._server, key, source, cause, parent))
@@ -154,11 +152,9 @@ class Recogniser:
         scope = self._scope(call, model, client or CONTENT, identity.agent)
         if client is None:
             return Where(scope)
-        return Where(scope, self._parent_scope(call, model, identity), self._max_branches)
-
-    def _parent_scope(self, call: Call, model: str, identity: Identity) -> bytes | None:
-        parent = identity.parent
-        return None if parent is None else self._scope(call, model, parent, identity.parent_agent)
+        origin = identity.parent
+        parent = None if origin is None else self._scope(call, model, origin, identity.parent_agent)
+        return Where(scope, parent, self._max_branches)
 
     def _scope(self, call: Call, model: str, client: ClientId, agent: str) -> bytes:
         parts = (self._server, call.tenant, model, client.namespace, client.value, agent)

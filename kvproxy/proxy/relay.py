@@ -80,15 +80,15 @@ class RelayedResponse(web.StreamResponse):
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
         """Send the head. The server calls it once more at the end, which does nothing."""
         if self._writer is None:
-            self._request, self._writer = request, request.writer
-            self._frame(request, request.writer)
+            self._request, self._writer = request, (writer := request.writer)
+            self._frame(request, writer)
             version = request.version
             line = f"HTTP/{version.major}.{version.minor} {self.status} {self.reason}"
-            await request.writer.write_headers(line, self.headers)
+            await writer.write_headers(line, self.headers)
             if self._holds_head:
                 self._hold = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_head)
             else:
-                request.writer.send_headers()
+                writer.send_headers()
         return self._writer
 
     def _send_head(self) -> None:
@@ -127,11 +127,12 @@ class RelayedResponse(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """End the message; if it broke, leave it without an end."""
+        if self.ending is not None:  # the server ends each answer once more
+            return
         writer = self._started()
         self._release_head()
-        if self.ending is None:
-            await writer.write_eof(data)
-            self.ending = Ending.COMPLETE
+        await writer.write_eof(data)
+        self.ending = Ending.COMPLETE
 
     def break_off(self, ending: Ending) -> None:
         """Cut the client's connection so that it cannot take what came for the whole answer.

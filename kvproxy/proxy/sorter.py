@@ -11,6 +11,7 @@ from kvproxy.auxiliary.fingerprints import Library
 from kvproxy.auxiliary.habits import Habits
 from kvproxy.auxiliary.library import load
 from kvproxy.auxiliary.sorting import Sorting
+from kvproxy.auxiliary.structure import UNKNOWN
 from kvproxy.identifiers import ServerName
 from kvproxy.proxy.visit import Visit
 from kvproxy.telemetry.events import AuxiliarySeen, Emit
@@ -52,7 +53,7 @@ class Sorter:
         mark = self._sorting.why_auxiliary(
             visit.request.headers,
             call.reading,
-            self._habits.of(call.client),
+            UNKNOWN if continues else self._habits.of(call.client),
             continues=continues,
         )
         if mark is None:

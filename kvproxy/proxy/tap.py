@@ -29,19 +29,20 @@ class Tap:
         self.first_byte_at: float | None = None
 
     def begin(self, content_encoding: str | None) -> None:
-        self._is_readable = (content_encoding or "identity").strip().lower() == "identity"
+        self._is_readable = not content_encoding or content_encoding.strip().lower() == "identity"
 
     def feed(self, chunk: bytes) -> None:
         if self.first_byte_at is None:
             self.first_byte_at = self._clock.now()
         if not self._is_readable:
             return
+        size = len(chunk)
         if self._head_size < HEAD_BYTES:
             self._head.append(chunk)
-            self._head_size += len(chunk)
+            self._head_size += size
         self._tail.append(chunk)
-        self._tail_size += len(chunk)
-        while self._tail_size - len(self._tail[0]) >= TAIL_BYTES:
+        self._tail_size += size
+        while self._tail_size >= TAIL_BYTES and self._tail_size - len(self._tail[0]) >= TAIL_BYTES:
             self._tail_size -= len(self._tail.popleft())
 
     def ended_with(self, words: bytes) -> bool:

@@ -205,8 +205,10 @@ class Branches:
         scope = self._scopes.get(scope_id)
         if scope is None:
             return None
-        alike = self._beginning_alike(scope, asked)
-        best = max(alike, key=lambda one: one.rank, default=None)
+        best = None
+        for one in self._beginning_alike(scope, asked):
+            if best is None or one.rank > best.rank:
+                best = one
         return best if best is not None else self._ending_alike(scope, asked)
 
     def _beginning_alike(self, scope: _Scope, asked: Asked) -> Iterator[_Candidate]:

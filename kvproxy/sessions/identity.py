@@ -88,7 +88,8 @@ def identify(headers: MultiHeaders, document: Document | None, sources: Sources)
         return NOBODY
     agent = _plain(headers, "x-claude-code-agent-id")
     parent, parent_agent = _lineage(headers, found, agent)
-    return Identity(found, agent, parent, parent_agent, _is_disputed(found, from_body))
+    is_disputed = from_body is not None and _is_disputed(found, from_body)
+    return Identity(found, agent, parent, parent_agent, is_disputed)
 
 
 def tenant_of(headers: MultiHeaders) -> str:

@@ -77,7 +77,8 @@ class Line:
 
     def shared(self, other: Line) -> int:
         """How many entries both begin with."""
-        low, high = 0, min(len(self), len(other))
+        mine, theirs = len(self), len(other)
+        low, high = 0, mine if mine < theirs else theirs
         if high and self.link(high) == other.link(high):  # as it is for what goes on
             return high
         while low < high:

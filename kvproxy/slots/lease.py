@@ -39,9 +39,11 @@ class Lease:
     @property
     def slot(self) -> SlotId:
         """The slot of a lease of one."""
-        if len(self.slots) != 1:
-            raise InvariantError(f"lease {self.id} holds {len(self.slots)} slots, not one")
-        return self.slots[0]
+        try:
+            (slot,) = self.slots
+        except ValueError:
+            raise InvariantError(f"lease {self.id} holds {len(self.slots)} slots, not one") from None
+        return slot
 
     @property
     def is_void(self) -> bool:

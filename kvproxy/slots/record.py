@@ -72,10 +72,8 @@ class SlotRecord:
         if self.state is SlotState.IDLE:
             self.was_swept = False
 
-    def is_at_risk(self, slots: Iterable[SlotRecord], pool: int | None) -> bool:
+    def is_at_risk(self, slots: Iterable[SlotRecord], pool: int) -> bool:
         """Whether the server may run out of the room that all `slots` share; then it empties idle ones."""
-        if pool is None:
-            return False
         others = (max(one.cells, one.claim, one.worst) for one in slots if one is not self)
         return self.cells + sum(others) > pool
 
@@ -90,7 +88,8 @@ class SlotRecord:
 
     def grow(self) -> None:
         """Its request goes on, or may: it may come to hold all that was claimed."""
-        self.cells = max(self.cells, self.claim)
+        if self.claim > self.cells:
+            self.cells = self.claim
 
     def release(self, now: float) -> None:
         """Nobody holds it any more. A request that was dropped may go on."""

@@ -363,8 +363,10 @@ class SlotTable:
 
     def _review(self) -> None:
         """From now on more may be needed than there is."""
-        for slot in self._slots.values() if self.pool is not None else ():
-            slot.is_sure = slot.is_sure and not slot.is_at_risk(self._slots.values(), self.pool)
+        if (pool := self.pool) is None:
+            return
+        for slot in self._slots.values():
+            slot.is_sure = slot.is_sure and not slot.is_at_risk(self._slots.values(), pool)
 
     def _oust(self, slot: SlotRecord) -> None:
         """Whoever lived there does no more."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Literal, TextIO
 
+from kvproxy.clock import SystemClock
 from kvproxy.telemetry import events as e
 from kvproxy.telemetry.lines import ALWAYS_DEBUG, Line, line_of
 
@@ -31,12 +33,33 @@ def log_event(event: e.Event) -> None:
     line = line_of(event)
     if not _logger.isEnabledFor(line.level):
         return
-    # Made by hand: `Logger.log` would walk the stack for a caller that no line shows.
-    error = line.error
-    trace = None if error is None else (type(error), error, error.__traceback__)
-    record = logging.LogRecord(_logger.name, line.level, "", 0, line.name, None, trace)
-    record.line = line
-    _logger.handle(record)
+    _logger.handle(_record(line))
+
+
+_BLANK = {
+    **vars(logging.LogRecord(_logger.name, logging.NOTSET, "", 0, "", None, None)),
+    **dict.fromkeys(("thread", "threadName", "process", "processName")),
+}
+"""What all records of lines have in common."""
+
+
+def _record(line: Line) -> logging.LogRecord:
+    """Made by hand: `Logger.log` would walk the stack for a caller that no line shows, and the record's own
+    `__init__` would take his file's name apart."""
+    now, error = SystemClock.wall(), line.error
+    record = logging.LogRecord.__new__(logging.LogRecord)
+    record.__dict__ = {
+        **_BLANK,
+        "msg": line.name,
+        "levelno": line.level,
+        "levelname": logging.getLevelName(line.level),
+        "exc_info": None if error is None else (type(error), error, error.__traceback__),
+        "created": now,
+        "msecs": int(now * 1000) % 1000 + 0.0,
+        "relativeCreated": _BLANK["relativeCreated"] + (now - _BLANK["created"]) * 1000,
+        "line": line,
+    }
+    return record
 
 
 class Logging:
@@ -142,5 +165,11 @@ def _word(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value)
-    plain = text.isprintable() and text and not any(c in text for c in ' "=')
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    if _PLAIN.fullmatch(text) is not None:  # nearly all are
+        return text
+    is_plain = text.isprintable() and text and not any(c in text for c in ' "=')
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+_PLAIN = re.compile(r"[\w./:+-]+", re.ASCII)
+"""Of these letters a word is one to any reader."""

@@ -99,6 +99,11 @@ class Metrics:
             e.IdsDisagreed: self._ids_disagreed,
         }
 
+    @property
+    def hears(self) -> tuple[type, ...]:
+        """The events that count."""
+        return tuple(self._hearers)
+
     def hear(self, event: e.Event) -> None:
         if hearer := self._hearers.get(type(event)):
             hearer(event)

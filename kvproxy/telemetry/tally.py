@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from kvproxy.checkpoint.outcome import CheckpointOutcome, Outcome, RestoreOutcome
 from kvproxy.telemetry.events import (
@@ -48,6 +49,9 @@ _COUNTED = {
 
 
 class Tally:
+    hears: Final = (RequestDone, RestoreEnded, RestoreProvedIneffective, CheckpointEnded, ServerReady)
+    """The events that count."""
+
     def __init__(self) -> None:
         self._totals = Totals()
 

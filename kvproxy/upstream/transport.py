@@ -73,7 +73,10 @@ class UpstreamAnswer:
 
     def header(self, name: bytes) -> str | None:
         """The first field called `name`, which is given in lower case."""
-        return next((value.decode("latin-1") for n, value in self.raw_headers if n.lower() == name), None)
+        for field, value in self.raw_headers:
+            if field.lower() == name:
+                return value.decode("latin-1")
+        return None
 
     async def read(self) -> bytes:
         """All of the body."""
@@ -167,13 +170,14 @@ class Transport:
         lines = [b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target), self._host_line]
         size = len(body) if isinstance(body, bytes) else None
         has_length = False
-        for name, value in fields:
+        for field in fields:
+            name = field[0]
             if len(name) == _LENGTH_CHARS and name.lower() == b"content-length":
                 if has_length:
                     continue
                 has_length = True
-                value = value if size is None else b"%d" % size
-            lines.append(b"%b: %b\r\n" % (name, value))
+                field = field if size is None else (name, b"%d" % size)
+            lines.append(b"%b: %b\r\n" % field)
         if size and not has_length:
             lines.append(b"Content-Length: %d\r\n" % size)
         is_chunked = body is not None and size is None and not has_length

@@ -128,3 +128,11 @@ def test_the_words_of_a_message_are_its_texts_alone() -> None:
     assert text_of([text("a"), PICTURE, RESULT, "b"]) == "a\nb"
     assert text_of("a") == "a"
     assert text_of(None) == text_of(7) == ""
+
+
+@pytest.mark.parametrize("odd", [[], {}, 1, None, True], ids=str)
+def test_a_kind_that_is_no_word_is_no_kind(odd: object) -> None:
+    assert role_of({"type": odd, "content": "hi"}) == "item"
+    assert role_of({"type": odd, "role": "user"}) == "user"
+    assert message_bytes(user([{"type": odd, "text": "hi"}, text("there")]))
+    assert text_of([{"type": odd, "text": "hi"}, text("there")]) == "there"

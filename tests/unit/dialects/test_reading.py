@@ -192,3 +192,10 @@ def test_token_ids_beside_anything_are_a_prompt() -> None:
     assert (
         read("completion", {"prompt": [1, 2, deep]}).prompt != read("completion", {"prompt": [1, 2]}).prompt
     )
+
+
+@pytest.mark.parametrize("odd", [[], {}, 1], ids=str)
+def test_a_role_that_is_no_word_ends_the_system_prompts(odd: object) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": odd, "content": "hi"}]
+    reading = read("chat/completions", {"messages": messages})
+    assert (reading.system_text, reading.roles) == ("be brief", ("system", "item"))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kvproxy.telemetry.bus import EventBus
-from kvproxy.telemetry.events import Event, Warned
+from kvproxy.telemetry.events import Event, IdsDisagreed, Warned
+from tests.support.fakes_core import MAIN
 
 NEWS = Warned("news")
 
@@ -15,6 +16,20 @@ def test_every_listener_hears_every_event_in_the_order_they_came() -> None:
     bus.subscribe(lambda event: heard.append(("second", event)))
     bus.emit(NEWS)
     assert heard == [("first", NEWS), ("second", NEWS)]
+
+
+def test_a_listener_hears_the_kinds_it_asked_for_alone_also_those_that_went_by_before() -> None:
+    heard: list[Event] = []
+    bus = EventBus()
+    bus.emit(NEWS)
+    unsubscribe = bus.subscribe(heard.append, Warned, IdsDisagreed)
+    bus.subscribe(heard.append, IdsDisagreed)
+    bus.emit(NEWS)
+    assert heard == [NEWS]
+    unsubscribe()
+    bus.emit(NEWS)
+    bus.emit(IdsDisagreed(MAIN))
+    assert heard == [NEWS, IdsDisagreed(MAIN)]
 
 
 def test_a_listener_that_raises_hurts_neither_the_core_nor_the_others_and_is_reported_once(

@@ -105,6 +105,22 @@ def test_a_librarys_warning_is_written_in_the_same_shape_and_its_chatter_is_not(
     assert (said["event"], said["logger"], said["message"]) == ("kv.log", "aiohttp.server", "bad request")
 
 
+def test_a_record_of_a_line_is_what_the_library_would_have_made(caplog: pytest.LogCaptureFixture) -> None:
+    log_event(TaskDied("probe", error := ValueError("no")))
+    (record,) = caplog.records
+    like = logging.LogRecord(
+        "kvproxy", logging.ERROR, "", 0, "kv.task.died", None, (type(error), error, None)
+    )
+    assert vars(record).keys() == vars(like).keys() | {"line", "message"}
+    own = {"line", "message", "exc_text", "created", "msecs", "relativeCreated"}
+    own |= {"thread", "threadName", "process", "processName"}
+    told = {name: value for name, value in vars(record).items() if name not in own}
+    assert told == {name: value for name, value in vars(like).items() if name not in own}
+    for name in ("created", "relativeCreated"):
+        assert 0 <= getattr(like, name) - getattr(record, name) < (5 if name == "created" else 5000)
+    assert record.msecs == pytest.approx(record.created % 1 * 1000, abs=1)
+
+
 def test_after_close_nothing_is_written() -> None:
     stream = io.StringIO()
     Logging("debug", "text", stream).close()
