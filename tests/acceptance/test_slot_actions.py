@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.acceptance.conftest import SetStage
 from tests.support.load import Answer, Conversation, client
+from tests.support.raw import connection
 
 pytestmark = pytest.mark.real
 
@@ -45,3 +48,19 @@ async def test_a_session_that_stays_costs_neither_a_slot_action_nor_a_file(set_s
             before = answer
     assert stage.tap.slot_actions() == []
     assert list(stage.slot_dir.iterdir()) == []
+
+
+SPELLED = ("/slots/0", "/sl%6fts/0", "/sl%u006fts/0", "/slots%u002f0", "/slots/0#x")
+
+
+async def test_every_spelling_of_a_slot_action_that_the_server_takes_is_refused(set_stage: SetStage) -> None:
+    stage = await set_stage(*ONE_SLOT, settings=QUIET)
+    for path in SPELLED:
+        asked = f"POST {path}{'' if '#' in path else '?action=erase'} HTTP/1.1\r\nHost: localhost\r\n"
+        statuses = []
+        for url in (stage.llama.base_url, stage.url):
+            async with connection(int(url.rpartition(":")[2])) as wire:
+                await wire.send(f"{asked}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode())
+                statuses.append(int((await asyncio.wait_for(wire.head(), 10)).split()[1]))
+        assert statuses[0] != 404, path
+        assert statuses[1] == 403, path
