@@ -146,6 +146,7 @@ async def test_a_missed_restore_is_not_blamed_on_the_snapshot(tmp_path: Path) ->
             await here.proxy.admin("POST", "flush")  # of two that are saved the older one leaves
             for other in others:
                 await here.proxy.turn(other)
+            await here.proxy.at_rest()  # one that is being saved is not the one to be taken
             view = here.proxy.runtime.table.views()
             oldest = min(view, key=lambda one: one.last_used).id
             here.fake.faults.unpinned_slot = 1 - oldest
