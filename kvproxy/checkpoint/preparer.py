@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.actions import ERASE_SECONDS
 from kvproxy.checkpoint.checkpointer import Checkpointer
 from kvproxy.checkpoint.extension import is_extended
@@ -127,10 +128,15 @@ class Preparer:
             finally:
                 borrowed.release()
 
-    async def prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
-        """Make the slot of `lease` ready for `session` (None: for a request that owns nothing)."""
+    async def prepare(
+        self, lease: Lease, session: Session | None, asked: Asked | None
+    ) -> Preparation | ReplyError:
+        """Make the slot of `lease` ready for `session` (None: for a request that owns nothing).
+
+        `asked` is this request: a newer one of the session may wait by now.
+        """
         try:
-            return await self._prepare(lease, session)
+            return await self._prepare(lease, session, asked)
         finally:
             if session is not None:
                 self._forget_request(session)
@@ -141,22 +147,24 @@ class Preparer:
         if session.asked is not None and self._p.standing.facts.kind.may_roll_back:
             session.asked = None
 
-    async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
+    async def _prepare(
+        self, lease: Lease, session: Session | None, asked: Asked | None
+    ) -> Preparation | ReplyError:
         if lease.is_void:
             return self._cold(lease, session, Reason.SERVER_RESTARTED)
         stay = self._p.table.view(lease.slot).occupancy
         if session is not None and stay is not None and stay.session == session.key and stay.stump:
-            return await self._go_on(lease, session, stay.stump)
+            return await self._go_on(lease, session, asked, stay.stump)
         if stay is not None and (refusal := await self.vacate(lease, lease.slot, session)) is not None:
             return refusal
         if session is None or lease.is_fork:
             reason = Reason.SESSION_BUSY if lease.is_fork else Reason.NO_SNAPSHOT
             return self._cold(lease, session, reason, from_scratch=await self._blank(lease, stay, session))
-        return await self._bring_back(lease, session, stay)
+        return await self._bring_back(lease, session, asked, stay)
 
-    async def _go_on(self, lease: Lease, session: Session, stump: Stump) -> Preparation:
+    async def _go_on(self, lease: Lease, session: Session, asked: Asked | None, stump: Stump) -> Preparation:
         """In the session's own slot, if its prompt is known to reach beyond what is not whole there."""
-        if await is_extended(self._p, stump.tokens, stump.ids_digest, session.asked):
+        if await is_extended(self._p, stump.tokens, stump.ids_digest, asked):
             return Preparation(Outcome.RESIDENT)
         return self._cold(lease, session, Reason.PREFIX_DIVERGED, from_scratch=True)
 
@@ -215,15 +223,15 @@ class Preparer:
         return None
 
     async def _bring_back(
-        self, lease: Lease, session: Session, before: Occupancy | None
+        self, lease: Lease, session: Session, asked: Asked | None, before: Occupancy | None
     ) -> Preparation | ReplyError:
         if lease.is_void or self._p.table.view(lease.slot).state is not SlotState.IDLE:
             reason = self._reason_without_trying(session)
             return self._cold(lease, session, reason, from_scratch=_is_stump(before))
         await self._checkpointer.publisher.settled(session.key)
-        result = await self._restore(lease, session)
+        result = await self._restore(lease, session, asked)
         if result.outcome is RestoreOutcome.MEMORY_FULL and await self._make_room(lease):
-            result = await self._restore(lease, session)
+            result = await self._restore(lease, session, asked)
             if result.outcome is RestoreOutcome.RESTORED:
                 self._p.shares(lease.epoch, True)
         if result.outcome is RestoreOutcome.RESTORED:
@@ -264,13 +272,13 @@ class Preparer:
         result = await self._checkpointer.save(slot, borrowed.epoch, Trigger.SWITCH)
         return result.outcome in _MAY_BE_EMPTIED
 
-    async def _restore(self, lease: Lease, session: Session) -> Restoration:
+    async def _restore(self, lease: Lease, session: Session, asked: Asked | None) -> Restoration:
         return await self._restorer.restore(
             lease.slot,
             lease.epoch,
             session.key,
             session.revision,
-            session.asked,
+            asked,
             lambda tokens: self.make_way(lease, max(tokens, lease.want.cells)),
         )
 

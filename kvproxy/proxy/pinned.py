@@ -17,6 +17,7 @@ from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError, ReplyError, UpstreamError
 from kvproxy.frozen import frozen
 from kvproxy.identifiers import SlotId
+from kvproxy.proxy.call import Call
 from kvproxy.proxy.holding import Holder
 from kvproxy.proxy.lessons import learn
 from kvproxy.proxy.recogniser import Owner, Recogniser
@@ -102,7 +103,9 @@ class PinnedRequests:
         if not self.moorings.loose and self.preparer.is_certain(lease):
             preparation = self.preparer.at_once(lease, session)
         if preparation is None:
-            preparation = await self.holder.see_through(lease, visit.vigil, self._prepare(lease, session))
+            preparation = await self.holder.see_through(
+                lease, visit.vigil, self._prepare(lease, session, visit.call)
+            )
         if isinstance(preparation, ReplyError):
             self.holder.release(lease)
             raise preparation
@@ -134,10 +137,11 @@ class PinnedRequests:
         is_resident = preparation.outcome is Outcome.RESIDENT
         return is_resident and self.table.occupancy(lease.slot) is None
 
-    async def _prepare(self, lease: Lease, session: Session | None) -> Preparation | ReplyError:
+    async def _prepare(self, lease: Lease, session: Session | None, call: Call) -> Preparation | ReplyError:
         await self.moorings.moor_loose(lease.epoch)
         await self.preparer.make_certain(lease)
-        preparation = self.preparer.at_once(lease, session) or await self.preparer.prepare(lease, session)
+        at_once = self.preparer.at_once(lease, session)
+        preparation = at_once or await self.preparer.prepare(lease, session, call.asked)
         # It took a while. A server that is another one by now may have fewer slots, and would run the
         # request in one of them that is in use.
         await self.holder.watch.confirm()

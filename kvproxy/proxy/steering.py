@@ -103,7 +103,8 @@ class Steering:
 
     async def _bring(self, part: Lease, owner: Owner, *, endangers: bool) -> Aim | ReplyError:
         session = owner.session
-        preparation = self.preparer.at_once(part, session) or await self.preparer.prepare(part, session)
+        at_once = self.preparer.at_once(part, session)
+        preparation = at_once or await self.preparer.prepare(part, session, owner.call.asked)
         if isinstance(preparation, ReplyError) or part.is_void:
             return preparation if isinstance(preparation, ReplyError) else NOWHERE
         if preparation.from_scratch and not await self.preparer.start_over(part):

@@ -169,9 +169,9 @@ async def test_a_request_that_was_being_prepared_while_slots_became_fewer_is_not
         preparer = here.proxy.runtime.preparer
         prepare = preparer.prepare
 
-        async def prepare_and_lose(lease: Any, session: Any) -> Any:
+        async def prepare_and_lose(lease: Any, session: Any, asked: Any) -> Any:
             preparer.prepare = prepare  # type: ignore[method-assign]
-            prepared = await prepare(lease, session)
+            prepared = await prepare(lease, session, asked)
             assert lease.slot == 1
             await here.fake.restart(slots=1)
             here.forget_calls()

@@ -44,7 +44,8 @@ async def lease_for(world: World, key: SessionKey | None) -> Lease:
 
 async def prepare(world: World, key: SessionKey | None = A, **session: Any) -> Preparation | ReplyError:
     known = None if key is None else world.session(key, **session)
-    result = await world.preparer.prepare(await lease_for(world, key), known)
+    asked = None if known is None else known.asked
+    result = await world.preparer.prepare(await lease_for(world, key), known, asked)
     await settle()
     return result
 
@@ -196,7 +197,7 @@ class TestNobodys:
         w.table.serve(first.slot, first.epoch, stay(A))
         fork = await lease_for(w, A)
 
-        result = await w.preparer.prepare(fork, w.session(A))
+        result = await w.preparer.prepare(fork, w.session(A), None)
 
         assert result == Preparation(Outcome.COLD, Reason.SESSION_BUSY)
         assert w.log == []
@@ -301,7 +302,7 @@ class TestLives:
         lease = await lease_for(w, A)
         w.live(1)
 
-        result = await w.preparer.prepare(lease, w.session(A))
+        result = await w.preparer.prepare(lease, w.session(A), None)
 
         assert result == Preparation(Outcome.COLD, Reason.SERVER_RESTARTED)
         assert w.log == []
@@ -489,7 +490,7 @@ class TestRequest:
         session = w.session(A, asked=self.ASKED)
         lease = await lease_for(w, A)
         if w.preparer.at_once(lease, session) is None:
-            await w.preparer.prepare(lease, session)
+            await w.preparer.prepare(lease, session, session.asked)
         assert session.asked == (None if kind is MemoryKind.FULL else self.ASKED)
 
 
@@ -675,3 +676,9 @@ class TestStump:
         assert w.state() == "quarantined"
         assert isinstance(result, Preparation)
         assert (result.outcome, result.from_scratch) == (Outcome.COLD, True)
+
+    async def test_it_is_the_request_itself_that_counts_and_no_newer_one_of_its_session(self) -> None:
+        w = self.world()
+        newer = w.session(A, asked=self.asked(self.WHOLE + " and more"))
+        result = await w.preparer.prepare(await lease_for(w, A), newer, self.asked("another beginning"))
+        assert result == Preparation(Outcome.COLD, Reason.PREFIX_DIVERGED, from_scratch=True)

@@ -179,7 +179,7 @@ class TestNotRewound:
         lease = await w.desk.acquire(Want(Purpose.PINNED, w.session(B).key))
         while lease.slot != S0:
             lease = await w.desk.acquire(Want(Purpose.PINNED, w.session(C).key))
-        preparing = asyncio.ensure_future(w.preparer.prepare(lease, w.session(C)))
+        preparing = asyncio.ensure_future(w.preparer.prepare(lease, w.session(C), None))
         await settle()
         assert not preparing.done()
 

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from kvproxy.boundary.turn import Asked
 from kvproxy.checkpoint.outcome import Outcome, Preparation, Reason
 from kvproxy.dialects.reading import Reading, read
 from kvproxy.errors import ErrorCode, ReplyError
@@ -31,6 +32,7 @@ class Calls:
     """What steering needs of a call."""
 
     reading: Reading | None
+    asked: Asked | None = None
 
 
 class Prepares:
@@ -64,7 +66,7 @@ class Prepares:
         at_home = self.table.view(lease.slot).occupant == session.key and self.starts_over is None
         return Preparation(Outcome.RESIDENT) if at_home else None
 
-    async def prepare(self, lease: Lease, session: Session) -> Preparation | ReplyError:
+    async def prepare(self, lease: Lease, session: Session, asked: Asked | None) -> Preparation | ReplyError:
         self.asked.append(lease.slot)
         if self.starts_over is not None:
             return Preparation(Outcome.COLD, Reason.PREFIX_DIVERGED, from_scratch=True)
