@@ -126,6 +126,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "sessions.memory",
         "doctor.directories",
         "telemetry.bus",
+        "telemetry.histogram",
         "telemetry.metrics",
         "telemetry.logs",
     ),
