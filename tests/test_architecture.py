@@ -130,6 +130,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "sessions.memory",
         "doctor.directories",
         "telemetry.bus",
+        "telemetry.histogram",
         "telemetry.metrics",
         "telemetry.logs",
     ),

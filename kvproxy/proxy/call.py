@@ -66,11 +66,6 @@ class Call:
         return None if self.document is None else Asked(self.endpoint.label, self.document)
 
     @property
-    def asked(self) -> Asked | None:
-        """The request as its prompt is made of it, where that will be needed."""
-        return None if self.document is None else Asked(self.endpoint.label, self.document)
-
-    @property
     def client(self) -> ClientId | None:
         """What it calls its conversation."""
         return self.identity.client

@@ -156,7 +156,7 @@ class SlotRecord:
         self.count(info.n_prompt_tokens)
 
     def view(self) -> SlotView:
-        """Calls nothing: each request has a dozen of them made."""
+        """Calls nothing: each request has several of them made."""
         if self.settling is not None:
             is_underway = self.settling.was_seen
         else:
