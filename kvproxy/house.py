@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from kvproxy import assembly
@@ -360,7 +361,7 @@ class House:
             return str(error)
         for complaint in (await self.canaries.load(), await self.memory.load()):
             self._warn(complaint)
-        self.tasks.spawn(self.memory.run(self._warn), name="memory of conversations")
+        self.tasks.keep(partial(self.memory.run, self._warn), name="memory of conversations")
         for m in self.store.all():
             self.registry.adopt(m.key, m.client_digest, m.model, m.last_used_at, m.current.revision)
         return ""

@@ -14,6 +14,11 @@ Failure = Callable[[str, BaseException], None]
 """Called with the task's name and what it died of."""
 
 
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+"""Before a task that is kept begins anew: doubled each time, or a bug that stays would flood the log."""
+
+
 class TaskSet:
     """The tasks of one owner. `on_failure` hears of each that raised."""
 
@@ -26,6 +31,21 @@ class TaskSet:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def keep(self, work: Callable[[], Coroutine[Any, Any, Any]], *, name: str) -> asyncio.Task[Any]:
+        """A task for all of the owner's life: after an exception, which the owner hears of, it begins anew."""
+        return self.spawn(self._kept(work, name), name=name)
+
+    async def _kept(self, work: Callable[[], Coroutine[Any, Any, Any]], name: str) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                await work()
+                return
+            except Exception as error:  # a bug: without the task, all that it looks after would be lost
+                self._on_failure(name, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -23,14 +23,14 @@ class Runtime(House):
         await self.sorter.load()
         await self.inspection.run_once()
         await self.living.load()
-        self.tasks.spawn(self.sentinel.run(), name="sentinel")
-        self.tasks.spawn(self.watch.run(), name="watch")
-        self.tasks.spawn(self.probe.run(), name="probe")
-        self.tasks.spawn(self.rounds.run(), name="rounds")
-        self.tasks.spawn(self.keeper.run(), name="keeper")
-        self.tasks.spawn(self.living.run(), name="living slots")
-        self.tasks.spawn(self.late_canary.run(), name="late canary")
-        self.tasks.spawn(self.inspection.run(), name="inspection")
+        self.tasks.keep(self.sentinel.run, name="sentinel")
+        self.tasks.keep(self.watch.run, name="watch")
+        self.tasks.keep(self.probe.run, name="probe")
+        self.tasks.keep(self.rounds.run, name="rounds")
+        self.tasks.keep(self.keeper.run, name="keeper")
+        self.tasks.keep(self.living.run, name="living slots")
+        self.tasks.keep(self.late_canary.run, name="late canary")
+        self.tasks.keep(self.inspection.run, name="inspection")
         self.is_started = True
 
     async def drain(self, budget_seconds: float) -> Flushed:

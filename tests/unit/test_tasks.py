@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
+
+from kvproxy import tasks as tasks_module
 from kvproxy.tasks import TaskSet
 from tests.support.fakes_core import settle
 
@@ -37,6 +40,30 @@ async def test_its_owner_hears_of_one_that_nobody_awaits_and_that_dies() -> None
     await settle()
     gc.collect()
     assert owner.heard == [("digest", error)]
+
+
+async def test_a_task_that_is_kept_is_told_of_and_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks_module, "FIRST_PAUSE_SECONDS", 0)
+    owner, error = Owner(), ValueError("oops")
+    begun: list[str] = []
+
+    async def work() -> None:
+        begun.append("anew")
+        if len(begun) < 3:
+            raise error
+
+    await owner.tasks.keep(work, name="rounds")
+    assert (len(begun), owner.heard) == (3, [("rounds", error), ("rounds", error)])
+
+
+async def test_a_task_that_is_kept_ends_when_it_is_cancelled() -> None:
+    owner = Owner()
+    owner.tasks.keep(asyncio.Event().wait, name="rounds")
+    await settle()
+
+    await owner.tasks.cancel()
+
+    assert (len(owner.tasks), owner.heard) == (0, [])
 
 
 async def test_a_task_that_was_cancelled_has_not_died() -> None:
