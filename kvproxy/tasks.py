@@ -33,7 +33,7 @@ class TaskSet:
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, Any]], *, name: str) -> asyncio.Task[Any]:
-        """A task for all of the owner's life: after an exception, which the owner hears of, it begins anew."""
+        """A task for all its owner's life: after an exception, which the owner hears of, it begins anew."""
         return self.spawn(self._kept(work, name), name=name)
 
     async def _kept(self, work: Callable[[], Coroutine[Any, Any, Any]], name: str) -> None:

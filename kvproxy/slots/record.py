@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from kvproxy.identifiers import SlotId
 from kvproxy.slots.settling import Settling
 from kvproxy.slots.slot import Occupancy, Sight, SlotView
-from kvproxy.slots.state import SlotEvent, SlotState, advance
+from kvproxy.slots.state import AT_REST, SlotEvent, SlotState, advance
 from kvproxy.upstream.replies import SlotInfo
 
-AT_REST = (SlotState.IDLE, SlotState.RESIDENT)
 MAY_BE_IDLE = (SlotState.RESIDENT, SlotState.RESTORING, SlotState.SAVING, SlotState.CANCELLING)
 """For all we know, the server runs nothing there."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from kvproxy.frozen import frozen
 from kvproxy.identifiers import Revision, SessionKey, SlotId
-from kvproxy.slots.state import SlotState
+from kvproxy.slots.state import AT_REST, SlotState
 
 
 @frozen
@@ -116,7 +116,7 @@ class SlotView:
     @property
     def is_free(self) -> bool:
         """Nobody holds it and the server is not processing in it."""
-        return not self.is_leased and self.state in (SlotState.IDLE, SlotState.RESIDENT)
+        return not self.is_leased and self.state in AT_REST
 
     @property
     def is_in_hand(self) -> bool:

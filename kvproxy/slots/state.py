@@ -36,6 +36,7 @@ class SlotState(StrEnum):
 
 UNDER_WAY = (SlotState.SERVING, SlotState.CANCELLING)
 """A request of ours runs there, for all we know."""
+AT_REST = (SlotState.IDLE, SlotState.RESIDENT)
 
 
 class SlotEvent(StrEnum):

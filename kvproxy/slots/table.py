@@ -15,10 +15,10 @@ from kvproxy.clock import Clock
 from kvproxy.errors import InvariantError
 from kvproxy.identifiers import Epoch, Revision, SessionKey, SlotId
 from kvproxy.slots.adrift import Adrift
-from kvproxy.slots.record import AT_REST, MAY_BE_IDLE, SlotRecord
+from kvproxy.slots.record import MAY_BE_IDLE, SlotRecord
 from kvproxy.slots.settling import Settling, look
 from kvproxy.slots.slot import Occupancy, SlotView
-from kvproxy.slots.state import SlotEvent, SlotState
+from kvproxy.slots.state import AT_REST, SlotEvent, SlotState
 from kvproxy.upstream.replies import SlotInfo
 
 

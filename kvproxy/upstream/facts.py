@@ -50,7 +50,10 @@ class ServerState(StrEnum):
     @property
     def has_slots(self) -> bool:
         """Whether slots may be leased. A sleeping server wakes by the request itself."""
-        return self in (ServerState.HEALTHY, ServerState.DEGRADED, ServerState.SLEEPING)
+        return self in _WITH_SLOTS
+
+
+_WITH_SLOTS = (ServerState.HEALTHY, ServerState.DEGRADED, ServerState.SLEEPING)
 
 
 class PersistenceMode(StrEnum):
