@@ -130,7 +130,6 @@ FLOORS: dict[int, tuple[str, ...]] = {
         "sessions.memory",
         "doctor.directories",
         "telemetry.bus",
-        "telemetry.histogram",
         "telemetry.metrics",
         "telemetry.logs",
     ),

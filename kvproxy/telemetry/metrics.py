@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 
@@ -22,7 +22,6 @@ from kvproxy.identifiers import ServerName
 from kvproxy.sessions.lines import Cause
 from kvproxy.slots.state import SlotState
 from kvproxy.telemetry import events as e
-from kvproxy.telemetry.histogram import Histogram
 from kvproxy.upstream.breaker import BreakerState
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -50,7 +49,7 @@ _WORK_BUCKETS = (
 )
 
 Values = Iterable[str]
-M = TypeVar("M", Counter, Gauge)
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,7 @@ class Metrics:
         self._build_histograms()
         self._build_gauges()
         self._requests_by, self._prompt_tokens_by = _Children(self._requests), _Children(self._prompt_tokens)
+        self._prepare_by, self._first_byte_by = _Children(self._prepare), _Children(self._first_byte)
         self._hearers: Mapping[type, Callable[[Any], None]] = {
             e.RequestDone: self._request_done,
             e.RequestFailed: self._request_failed,
@@ -118,7 +118,8 @@ class Metrics:
         return _with_all_values(counter, labels)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], **labels: Values) -> Histogram:
-        return Histogram(f"kvproxy_{name}", text, buckets, labels, self.registry)
+        histogram = Histogram(f"kvproxy_{name}", text, tuple(labels), buckets=buckets, registry=self.registry)
+        return _with_all_values(histogram, labels)
 
     def _gauge(self, name: str, text: str, **labels: Values) -> Gauge:
         return _with_all_values(Gauge(f"kvproxy_{name}", text, tuple(labels), registry=self.registry), labels)
@@ -229,10 +230,10 @@ class Metrics:
     def _request_done(self, event: e.RequestDone) -> None:
         outcome = event.outcome
         self._requests_by[event.server, event.endpoint, outcome].inc()
-        self._prepare.observe(event.prepare_seconds, outcome)
+        self._prepare_by[outcome,].observe(event.prepare_seconds)
         self._overhead.observe(event.overhead_seconds)
         if event.ttfb_seconds is not None:
-            self._first_byte.observe(event.ttfb_seconds, outcome)
+            self._first_byte_by[outcome,].observe(event.ttfb_seconds)
         self._prompt_tokens_by[event.server, "computed"].inc(event.computed_tokens or 0)
         self._prompt_tokens_by[event.server, "reused"].inc(event.reused_tokens or 0)
 
@@ -298,8 +299,8 @@ class Metrics:
 
 
 class _Children(dict[tuple[str, ...], M]):
-    """The children of one metric by their label values: `labels` looks up and checks them each time, which is
-    more than the counting itself."""
+    """The children of one metric by their label values: `labels` looks up and checks them each time, which
+    five times a request is more than the counting itself."""
 
     def __init__(self, metric: M) -> None:
         super().__init__()
