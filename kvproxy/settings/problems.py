@@ -92,8 +92,14 @@ def _reason(detail: ErrorDetails, key: str) -> str:
             return "should be a mapping"
         case "too_short":
             return "should have at least one entry"
+        case "int_type" | "float_type" | "bool_type" if isinstance(detail["input"], str):
+            return f"{_in_our_words(detail)}, and is text"  # as "3" in quotes, which looks like one here
         case _:
-            return detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+            return _in_our_words(detail)
+
+
+def _in_our_words(detail: ErrorDetails) -> str:
+    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
 
 
 def _unknown_reason(key: str) -> str:
