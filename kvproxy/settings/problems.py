@@ -90,6 +90,8 @@ def _reason(detail: ErrorDetails, key: str) -> str:
             return "should be a list"
         case "model_type":
             return "should be a mapping"
+        case "is_instance_of":
+            return "should be a path"  # the one class of values that is no plain type
         case "too_short":
             return "should have at least one entry"
         case "int_type" | "float_type" | "bool_type" if isinstance(detail["input"], str):
