@@ -19,7 +19,7 @@ from kvproxy.checkpoint.shaper import Shaper
 from kvproxy.clock import Clock, SystemClock
 from kvproxy.dialects.endpoints import LABELS
 from kvproxy.errors import ErrorCode, StateDirError, StateDirTaken
-from kvproxy.identifiers import ServerName
+from kvproxy.identifiers import Revision, ServerName, SessionKey
 from kvproxy.proxy.app import ClientFace, FaceParts
 from kvproxy.proxy.exchange import Exchange
 from kvproxy.proxy.holding import Holder
@@ -256,9 +256,16 @@ class House:
             open_state=self._open_state,
             on_obstacle=Obstruction(self.watch_parts, self.watch).set,
             look_for_room=self.checkpointer.room.look,
+            on_gone=self._is_unsaved,
         )
         self.checkpointer.publisher.published = self.keeper.look
         self.checkpointer.room.make_room = self.keeper.collect
+
+    def _is_unsaved(self, key: SessionKey) -> None:
+        """What a slot holds of it is in no file any more."""
+        for view in self.table.views():
+            if view.occupant == key:
+                self.table.checkpointed(view.id, self.table.epoch, key, Revision(0))
 
     def _build_faces(self) -> None:
         settings = self.settings

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from kvproxy.checkpoint.candidates import Chooser, serves
 from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
-from kvproxy.identifiers import SessionKey
+from kvproxy.identifiers import Epoch, SessionKey, SnapshotName
 from kvproxy.snapshots.files import NOTHING_AGAINST_IT, FileCheck
 from kvproxy.snapshots.fingerprint import Fingerprint
 from kvproxy.snapshots.manifest import Generation, Manifest, generation_to_restore
 from kvproxy.upstream.facts import Facts
+
+DIVIDED_OTHERWISE = "differs in --kv-unified: the server did not take it for that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,13 @@ class Finder:
         self._p = parts
         self._chooser = chooser
         self._verify = verify
+        self._passed_over: set[tuple[Epoch, SnapshotName]] = set()
+
+    def pass_over(self, epoch: Epoch, name: SnapshotName) -> None:
+        """Nothing is wrong with it, but this life of the server does not take it."""
+        self._passed_over = {(life, one) for life, one in self._passed_over if life == epoch} | {
+            (epoch, name)
+        }
 
     async def find(self, key: SessionKey) -> Found | Restoration:
         """What to restore, or why there is nothing. No file is read for a session never saved."""
@@ -50,8 +59,11 @@ class Finder:
         key, fingerprint, n_ctx = manifest.key, manifest.fingerprint, facts.n_ctx
         left: Manifest | None = manifest
 
+        def is_taken(one: Generation) -> bool:
+            return (self._p.table.epoch, one.name) not in self._passed_over
+
         def is_of_use(one: Generation) -> bool:
-            return serves(one, facts, fingerprint)
+            return is_taken(one) and serves(one, facts, fingerprint)
 
         while left is not None and (generation := generation_to_restore(left, is_of_use)) is not None:
             if n_ctx is not None and generation.tokens > n_ctx:
@@ -65,6 +77,8 @@ class Finder:
             await self._p.store.invalidate(key, fingerprint, generation.name, check.reason)
             left = self._p.store.find(key, fingerprint)
         if left is not None and generation_to_restore(left) is not None:
+            if generation_to_restore(left, is_taken) is None:
+                return Restoration(RestoreOutcome.FINGERPRINT_MISMATCH, detail=DIVIDED_OTHERWISE)
             return Restoration(
                 RestoreOutcome.WINDOW_SHUT, detail="this server would not go on from its window"
             )

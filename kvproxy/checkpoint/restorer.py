@@ -17,7 +17,7 @@ from kvproxy.checkpoint.actions import ERASE_SECONDS, Attempt, NotStarted
 from kvproxy.checkpoint.candidates import Chooser
 from kvproxy.checkpoint.cutter import Cut, Cutter
 from kvproxy.checkpoint.extension import obstacle_to
-from kvproxy.checkpoint.finder import Finder
+from kvproxy.checkpoint.finder import Finder, Found
 from kvproxy.checkpoint.outcome import Restoration, RestoreOutcome
 from kvproxy.checkpoint.parts import Parts
 from kvproxy.checkpoint.proofs import Proofs, Restore
@@ -111,6 +111,24 @@ class Restorer:
             if found.outcome in (RestoreOutcome.FINGERPRINT_MISMATCH, RestoreOutcome.STORE_FAILED):
                 self._tell(slot, key, found, 0.0)
             return found
+        result = await self._bring_back(slot, epoch, key, base, found, asked, make_way)
+        while result.outcome is RestoreOutcome.FINGERPRINT_MISMATCH:
+            found = await self._finder.find(key)
+            if isinstance(found, Restoration):
+                break
+            result = await self._bring_back(slot, epoch, key, base, found, asked, make_way)
+        return result
+
+    async def _bring_back(
+        self,
+        slot: SlotId,
+        epoch: Epoch,
+        key: SessionKey,
+        base: Revision,
+        found: Found,
+        asked: Asked | None,
+        make_way: MakeWay | None,
+    ) -> Restoration:
         # Now, and not once it is there: what was used least recently may have to go for what is being saved.
         self._p.store.touch(key, found.fingerprint)
         if (obstacle := await obstacle_to(self._p, epoch, found.generation, asked)) is not None:
@@ -277,6 +295,9 @@ class Restorer:
         check = await self._p.files.verify_stored(job.generation)
         if check.is_out_of_sight:
             return Restoration(RestoreOutcome.STORE_FAILED, detail=check.reason)
+        if check.is_ok and (division := await self._other_division(job)) is not None:
+            self._finder.pass_over(job.epoch, job.generation.name)
+            return Restoration(RestoreOutcome.FINGERPRINT_MISMATCH, detail=division)
         if check.is_ok and MEMORY_IS_FULL in words and not self._is_alone(job):
             return Restoration(RestoreOutcome.MEMORY_FULL, detail=words)
         if check.is_ok and job.is_of_another_build:
@@ -285,6 +306,18 @@ class Restorer:
         else:
             await self._blame(job, check, f"the server refused it: {words}")
         return Restoration(RestoreOutcome.REFUSED, detail=words)
+
+    async def _other_division(self, job: _Job) -> str | None:
+        """How the server had its memory divided when it saved the file, if it was not as it is now: it takes
+        the file again once it is started as it was."""
+        facts = self._p.standing.facts
+        if facts.shares_memory is None or facts.slots < 2:  # one slot, one memory
+            return None
+        streams = await self._p.files.streams_of(job.generation.name)
+        if not streams or streams == (1 if facts.shares_memory else facts.slots):
+            return None
+        saved, now = ("with", "without") if streams == 1 else ("without", "with")
+        return f"differs in --kv-unified: the server was started {saved} it then, and {now} it now"
 
     def _is_alone(self, job: _Job) -> bool:
         """Whether no other slot takes up room."""

@@ -79,7 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _outcome(argv: Sequence[str]) -> int:
     wants_json = "--json" in argv
     try:
-        args = _parser().parse_args(argv)
+        args, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            # Of the command, whose own flags are what to look at; argparse would name the help of all.
+            program = f"kvproxy {args.command}"
+            raise _Misused(program, f"unrecognized arguments: {' '.join(unknown)}; see {program} --help")
     except _Misused as error:
         return _fail(error.program, error, wants_json=wants_json)
     try:

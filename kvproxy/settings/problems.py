@@ -90,10 +90,18 @@ def _reason(detail: ErrorDetails, key: str) -> str:
             return "should be a list"
         case "model_type":
             return "should be a mapping"
+        case "is_instance_of":
+            return "should be a path"  # the one class of values that is no plain type
         case "too_short":
             return "should have at least one entry"
+        case "int_type" | "float_type" | "bool_type" if isinstance(detail["input"], str):
+            return f"{_in_our_words(detail)}, and is text"  # as "3" in quotes, which looks like one here
         case _:
-            return detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+            return _in_our_words(detail)
+
+
+def _in_our_words(detail: ErrorDetails) -> str:
+    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
 
 
 def _unknown_reason(key: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from kvproxy.errors import ErrorCode
+from kvproxy.identifiers import SessionKey
 from kvproxy.snapshots.files import SnapshotFiles
 from kvproxy.snapshots.store import SnapshotStore
 from kvproxy.telemetry.events import Emit, Warned
@@ -22,7 +23,8 @@ BACK = "the directories can be used again: conversations are saved and restored"
 class Inspection:
     """`open_state` opens the state directory and says why it cannot, or nothing. `on_obstacle` is told why
     nothing can be kept, each time that changes; nothing where there is no such reason any more.
-    `look_for_room` sees whether there is room again on a disk that was full."""
+    `look_for_room` sees whether there is room again on a disk that was full. `on_gone` is told whose newest
+    snapshot is not what was saved any more."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class Inspection:
         open_state: Callable[[], Awaitable[str]],
         on_obstacle: Callable[[str], Awaitable[None]],
         look_for_room: Callable[[], Awaitable[None]],
+        on_gone: Callable[[SessionKey], None],
     ) -> None:
         self._store = store
         self._files = files
@@ -40,6 +43,7 @@ class Inspection:
         self._open_state = open_state
         self._on_obstacle = on_obstacle
         self._look_for_room = look_for_room
+        self._on_gone = on_gone
         self._obstacle = ""
 
     async def run(self) -> None:
@@ -61,6 +65,8 @@ class Inspection:
         for manifest in manifests if sight.wrong else ():
             for one in manifest.generations:
                 if (reason := sight.wrong.get(one.name)) is not None:
+                    if one is manifest.current:
+                        self._on_gone(manifest.key)
                     await self._store.invalidate(manifest.key, manifest.fingerprint, one.name, reason)
 
     async def _tell(self, obstacle: str) -> None:

@@ -121,6 +121,17 @@ async def test_a_server_with_other_flags_is_told_by_its_canary_and_the_first_one
     assert await stage.told(model) == RESTORED
 
 
+async def test_another_division_of_the_memory_is_named_and_its_snapshot_not_blamed(
+    stage: Stage, model: Path
+) -> None:
+    await stage.keep(model)
+    assert await stage.told(model, "--kv-unified") == MISMATCH
+    (skipped,) = stage.kvproxy.events("kv.session.restore.skipped")
+    assert skipped["detail"].startswith("differs in --kv-unified: the server was started without it then")
+    assert stage.kvproxy.events("kv.snapshot.invalidated") == []
+    assert await stage.told(model) == RESTORED
+
+
 async def test_an_adapter_is_named(stage: Stage, model: Path, tmp_path: Path) -> None:
     lora = variants.adapter(model, tmp_path / "lora.gguf")
     await stage.keep(model)

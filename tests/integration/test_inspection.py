@@ -49,6 +49,20 @@ async def test_a_file_that_was_deleted_by_hand_is_shown_as_invalid_without_being
         assert here.proxy.heard(SnapshotInvalidated)[0].reason == "file is missing"
 
 
+async def test_a_conversation_whose_file_was_deleted_is_saved_again_before_it_loses_its_slot(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, slots=1) as here:
+        talk = await saved(here, "alpha")
+        here.files[0].unlink()
+        await here.proxy.until(lambda: here.proxy.heard(SnapshotInvalidated))
+        (slot,) = (await here.proxy.admin("GET", "slots")).body["slots"]
+        assert slot["dirty"]
+
+        assert (await here.proxy.turn(Talk("beta"))).told == ("cold", "new-session")
+        assert (await here.proxy.turn(talk)).told == ("restored", None)
+
+
 async def test_a_snapshot_directory_that_is_away_for_a_while_costs_no_snapshot(tmp_path: Path) -> None:
     async with house(tmp_path, slots=1) as here:
         talk = await saved(here, "alpha")

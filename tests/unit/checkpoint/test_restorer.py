@@ -306,6 +306,55 @@ class TestFailed:
         assert (await restore(w)).outcome is O.REFUSED
         assert not stored(w).current.is_valid
 
+    @pytest.mark.parametrize(("shares", "streams", "then"), [(True, 2, "without"), (False, 1, "with")])
+    async def test_a_file_of_another_division_of_the_memory_is_not_blamed_nor_tried_again(
+        self, shares: bool, streams: int, then: str
+    ) -> None:
+        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {MEMORY_IS_FULL}", 400))
+        w.standing.set(shares_memory=shares)
+        w.files.streams = streams
+        w.house(1, stay(B))  # nobody is sent away for it
+
+        result = await restore(w)
+
+        assert result.outcome is O.FINGERPRINT_MISMATCH
+        assert result.detail.startswith(f"differs in --kv-unified: the server was started {then} it then")
+        assert stored(w).current.is_valid
+        assert (await restore(w)).outcome is O.FINGERPRINT_MISMATCH
+        assert w.log.count(f"restore 0 {name(w)}") == 1
+
+    async def test_an_older_file_of_the_same_division_is_restored_in_its_place(self) -> None:
+        older = generation_of(revision=Revision(2))
+        w = world(previous=older)
+        refusal = ActionFailure(Fault.REFUSED, f"Unable to restore slot: {MEMORY_IS_FULL}", 400)
+        w.server.answer("restore", refusal, Restored(1000, 5000))
+        w.standing.set(shares_memory=False)
+        w.files.streams = 1
+
+        assert (await restore(w)).outcome is O.RESTORED
+        assert [entry for entry in w.log if entry.startswith("restore")] == [
+            f"restore 0 {name(w)}",
+            f"restore 0 {older.name}",
+        ]
+
+    async def test_a_new_life_of_the_server_is_given_what_the_one_before_did_not_take(self) -> None:
+        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {MEMORY_IS_FULL}", 400))
+        w.standing.set(shares_memory=True)
+        w.files.streams = 2
+        await restore(w)
+        w.server.answer("restore", Restored(1000, 5000))
+        w.live()
+
+        assert (await restore(w)).outcome is O.RESTORED
+
+    async def test_a_file_of_the_same_division_is_blamed_as_ever(self) -> None:
+        w = world(ActionFailure(Fault.REFUSED, f"Unable to restore slot: {MEMORY_IS_FULL}", 400))
+        w.standing.set(shares_memory=True)
+        w.files.streams = 1
+
+        assert (await restore(w)).outcome is O.REFUSED
+        assert not stored(w).current.is_valid
+
     async def test_a_server_that_fails_counts_against_the_breaker_and_keeps_the_snapshot(self) -> None:
         w = world(ActionFailure(Fault.FAILED, "HTTP 500", 500), max_failures=1)
 

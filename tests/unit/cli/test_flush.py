@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvproxy.cli.flush import WHY
 from tests.unit.cli.conftest import Ask, Daemon
 
 
@@ -12,4 +13,5 @@ def test_a_flush_that_left_something_unsaved_has_failed(
     daemon.gives("POST", "/kvproxy/flush", {"saved": 3, "failed": failed})
     shown = ask("flush")
     assert (shown.code, shown.out) == (code, f"3 saved, {failed} failed\n")
+    assert shown.err == ("" if not failed else f"kvproxy flush: {WHY}\n")
     assert ask("flush", "--json").json == {"saved": 3, "failed": failed}

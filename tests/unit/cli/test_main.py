@@ -67,6 +67,15 @@ def test_wrong_usage_is_one_line_on_stderr_and_exit_2(
     assert "--help" in shown.err
 
 
+def test_an_argument_that_a_command_does_not_have_leads_to_the_help_of_that_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["gc", "--dryrun"]) == 2
+    assert capsys.readouterr().err == (
+        "kvproxy gc: unrecognized arguments: --dryrun; see kvproxy gc --help\n"
+    )
+
+
 WITH_JSON = [command.NAME for command in COMMANDS if accepts_json(command)]
 
 

@@ -48,7 +48,20 @@ def test_a_key_like_no_other_is_just_unknown() -> None:
 
 def test_a_value_with_alternatives_is_told_once() -> None:
     assert lines(upstreams=[{"auxiliary_slots": "x"}]) == [
-        "upstreams.0.auxiliary_slots: x: should be 'auto', or should be a valid integer"
+        "upstreams.0.auxiliary_slots: x: should be 'auto', or should be a valid integer, and is text"
+    ]
+
+
+def test_a_path_is_asked_for_in_our_words() -> None:
+    assert lines(state_dir=7) == ["state_dir: 7: should be a path"]
+
+
+def test_of_a_number_in_quotes_it_is_told_that_it_is_text() -> None:
+    assert lines(queue={"max_waiting": "3"}) == [
+        "queue.max_waiting: 3: should be a valid integer, and is text"
+    ]
+    assert lines(sessions={"implicit": "true"}) == [
+        "sessions.implicit: true: should be a valid boolean, and is text"
     ]
 
 

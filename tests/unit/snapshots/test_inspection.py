@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from kvproxy.identifiers import SessionKey
 from kvproxy.snapshots import inspection as module
 from kvproxy.snapshots.checks import Sight
 from kvproxy.snapshots.inspection import BACK, Inspection
@@ -21,6 +22,7 @@ class Room:
         self.sink = Sink()
         self.obstacles: list[str] = []
         self.looks = 0
+        self.gone: list[SessionKey] = []
         self.opening = ""
         self.inspection = Inspection(
             cast(Any, self.store),
@@ -29,6 +31,7 @@ class Room:
             open_state=self._open,
             on_obstacle=self._note,
             look_for_room=self._look,
+            on_gone=self.gone.append,
         )
 
     async def _open(self) -> str:
@@ -71,6 +74,17 @@ async def test_a_file_that_is_gone_makes_its_snapshot_invalid_and_no_other() -> 
     assert found.previous is not None
     assert found.previous.is_valid
     assert room.store.find(B, other.fingerprint) == other
+
+
+async def test_whose_newest_file_is_gone_has_work_that_is_not_saved() -> None:
+    room = Room()
+    newest, older = room.keep(manifest_of(A)), room.keep(manifest_of(B, generation_of(), generation_of()))
+    assert older.previous is not None
+    room.files.sight = Sight(
+        wrong={newest.current.name: "file is missing", older.previous.name: "file is missing"}
+    )
+    await room.inspection.run_once()
+    assert room.gone == [A]
 
 
 async def test_what_is_invalid_already_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import ssl
 import aiohttp
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from kvproxy.upstream.unreachable import why
 
@@ -29,6 +31,12 @@ KEY = ConnectionKey("10.0.0.1", 8080, False, True, None, None, None)
 )
 def test_the_reason_is_told_in_the_words_of_the_system(error: Exception, words: str) -> None:
     assert why(error).startswith(words)
+
+
+def test_of_an_answer_that_is_no_http_nothing_is_quoted() -> None:
+    info = aiohttp.RequestInfo(URL("http://10.0.0.1"), "GET", CIMultiDictProxy(CIMultiDict()))
+    error = aiohttp.ClientResponseError(info, (), status=400, message="Bad status line:\n b'SSH-2.0'")
+    assert why(error) == "what it answers is no HTTP"
 
 
 def test_a_wrapped_error_is_told_as_what_it_wraps() -> None:
